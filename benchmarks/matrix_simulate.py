@@ -30,16 +30,16 @@ from mmrepro.campaign.groups import (
 )
 from mmrepro.campaign.schedule import REPEAT
 from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix_run import planned_of
 from mmrepro.environments.store import Stored
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.ledger import History, read
 from mmrepro.incident.ledger import LEDGER_FILE, Planned
 from mmrepro.matrix import selectors
+from mmrepro.matrix.asked import planned_of
 from mmrepro.matrix.file import MatrixFile, load
 from mmrepro.matrix.measured import Measured, version_of
 from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
-from mmrepro.reports.night_words import plural
+from mmrepro.reports.blocks import count
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -152,9 +152,8 @@ def answer(asked: argparse.Namespace) -> None:
         print(json.dumps(document, indent=1, ensure_ascii=False))
         return
     console = table_console()
-    sums = ((len(cells), "cell"), (len(groups), "environment"))
-    words = [f"{number:,} {plural(number, word)}" for number, word in sums]
-    text = f"{words[0]} in {words[1]}; the runs alone take {duration(run_s)}."
+    places = f"{count(len(cells), 'job')} in {count(len(groups), 'environment')}"
+    text = f"{places}; the runs alone take {duration(run_s)}."
     console.print(text, highlight=False, soft_wrap=True)
     _print(simulated, settings.disk is not None, console)
     for kind, these in (("Measured", measured), ("Assumed", assumed)):

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from mmrepro.base.processes import shm_names
 from mmrepro.environments.build import ensure
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import vllm_spec
 from mmrepro.machine.files import cache_root
 from mmrepro.models import TinyQwen2VL
-from mmrepro.probes.py_spy import find_py_spy
+from mmrepro.probes.stacks import find_py_spy
 from mmrepro.supervise import free_port
 from mmrepro.traffic.drive import noise
 

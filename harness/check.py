@@ -14,14 +14,14 @@ from typing import Annotated
 
 import psutil
 from mmrepro.base import processes, units
-from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
-from mmrepro.environments.store import list_environments
-from mmrepro.environments.uv import torch_setting, uv_version, without_credentials
+from mmrepro.environments.resolving import torch_setting
+from mmrepro.environments.store import FLOOR_BYTES, free_bytes, list_environments, uv_cache_dir
+from mmrepro.environments.uv import uv_version, without_credentials
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.machine.files import Device, cache_root, detect_device
 from mmrepro.machine.gpu import choose, read_gpus
 from mmrepro.machine.host import child_environment
-from mmrepro.probes.py_spy import find_py_spy
+from mmrepro.probes.stacks import find_py_spy
 from mmrepro.records import GpuFacts, Record
 from pydantic import Field
 

@@ -27,6 +27,7 @@ Each carries one plain sentence and, where there is one, the next command to typ
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -52,6 +53,14 @@ class MmreproError(Exception):
         self.message = message
         self.hint = hint
         self.detail = detail or []
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a sentence that names what is close to ``word``, to follow another; "": nothing is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, [*known], 1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 class UsageError(MmreproError):

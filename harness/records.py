@@ -17,7 +17,8 @@ EVIDENCE_DIR = "evidence"
 class Record(BaseModel):
     """Base of all that is written to disk: unknown fields are refused, bytes never appear."""
 
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+    # A schema is built when it is first used: most commands use few of them.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null", defer_build=True)
 
     def model_dump_json(self, **options: Any) -> str:
         """As pydantic's; of a path whose bytes are no UTF-8 those are shown as ``?``."""

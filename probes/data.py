@@ -7,7 +7,7 @@ what the probes need to collect it.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from mmrepro.records import (
     GpuProcess as GpuProcess,
@@ -291,6 +291,23 @@ class LogLine(Record):
     time: Annotated[str, Field(description="as printed, e.g. 11-21 02:51:52; empty if none")] = ""
     source: Annotated[str, Field(description="e.g. v1/engine/core.py:1616")] = ""
     text: Annotated[str, Field(description="the message, ANSI codes removed, cut at 2000")]
+
+
+class LogPattern(str):
+    """A regular expression with the ``texts`` of which each line that matches holds at least one.
+
+    A log is searched for these texts, and only lines that hold one are tried. An expression that
+    has such a text outside of its groups needs no declaration: that one is taken::
+
+        LogPattern(r"(?:Value|Type)(?:Error|Warning): ", "Error: ", "Warning: ")
+    """
+
+    texts: tuple[str, ...]
+
+    def __new__(cls, expression: str, *texts: str) -> Self:
+        made = super().__new__(cls, expression)
+        made.texts = texts
+        return made
 
 
 WORKED = "worked"

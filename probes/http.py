@@ -1,26 +1,169 @@
-"""What the server's cheap HTTP endpoints answer.
+"""What the server's cheap HTTP endpoints answer, and whether it still does its job.
+
+Health endpoints are answered by the API server and stay 200 while the engine is frozen
+(vllm#36451, vllm#36130): only a completion proves that the engine works.
 
 Alone::
 
     from mmrepro.probes.base import run_probe
-    from mmrepro.probes.http import HttpProbe
+    from mmrepro.probes.http import HttpProbe, InferenceProbe
     result = run_probe(HttpProbe("http://127.0.0.1:8000"), Path("evidence"), 12)
     print([(a.path, a.status, a.error) for a in result.data.answers])
+    result = run_probe(InferenceProbe("http://127.0.0.1:8000", "tiny", 15), Path("evidence"), 16)
+    print(result.data.answered, result.data.error)
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+import httpx2
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut
-from mmrepro.probes.data import EndpointAnswer, HttpData
-from mmrepro.probes.fetch import api_root, fetch
+from mmrepro.probes.data import EndpointAnswer, HttpData, InferenceData
 from pydantic_core import from_json
 
-MAX_BODY_BYTES = 256 << 10
+# ------------------------------------------------------------------ one bounded exchange
+
+
+USER_AGENT = "mmrepro-probe"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """``status`` is that of a whole answer only; a half answer has None and an ``error``.
+    ``cut``: it was longer than it may be; ``given_up``: so it was before its time was over."""
+
+    status: int | None
+    body: bytes
+    seconds: float
+    error: str = ""
+    timed_out: bool = False
+    cut: bool = False
+    given_up: bool = False
+
+
+def api_root(base_url: str) -> str:
+    """The server's root: people give ``http://host:8000``, ``…:8000/`` and ``…:8000/v1``."""
+    return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def connection_refused(error: str) -> bool:
+    """Whether that was why there is no answer: nobody listens. A name that does not resolve, a
+    network without a way and TLS that fails are connections that failed as well."""
+    return error.startswith("ConnectError") and "refused" in error
+
+
+def fetch(
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    max_bytes: int,
+    json_body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    over: threading.Event | None = None,
+) -> Fetched:
+    """Exchange one request in at most ``timeout_s`` seconds overall; never raises.
+
+    Whoever gave ``over`` may set it, and the exchange is given up; it is set when that has ended.
+
+    httpx2 limits each read but not their sum, so a server that drips would never time out there:
+    the exchange has a thread of its own, which is abandoned (a daemon) when its time is over.
+    """
+    over = over or threading.Event()
+    # Identity and raw reads: a compressed answer could unfold to gigabytes.
+    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
+    exchange = _Exchange(method, url, timeout_s, max_bytes, json_body, headers, over)
+    thread = threading.Thread(target=exchange.run, name="probe-fetch", daemon=True)
+    started = time.monotonic()
+    thread.start()
+    over.wait(timeout_s + 0.05)
+    seconds = round(time.monotonic() - started, 4)
+    if exchange.result is None:
+        exchange.give_up()
+        late = exchange.timed_out(seconds)
+        if seconds >= timeout_s:
+            return late
+        return replace(late, error=f"{late.error}: cut after {seconds:.1f} s", given_up=True)
+    return replace(exchange.result, seconds=seconds)
+
+
+@dataclass
+class _Exchange:
+    method: str
+    url: str
+    timeout_s: float
+    max_bytes: int
+    json_body: Mapping[str, Any] | None
+    headers: Mapping[str, str]
+    over: threading.Event
+    result: Fetched | None = None
+    _status: int | None = None
+    _body: bytearray = field(default_factory=bytearray)
+    _abandoned: threading.Event = field(default_factory=threading.Event)
+    _client: httpx2.Client | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._exchange()
+        except httpx2.TimeoutException:
+            self.result = self.timed_out(0.0)
+        except Exception as error:  # garbage on the wire raises more than httpx2's own errors
+            self.result = Fetched(None, bytes(self._body), 0.0, self._explain(error))
+        finally:
+            self.over.set()
+
+    def give_up(self) -> None:
+        """Its connection is closed: a server that never ends its head would be read for ever."""
+        self._abandoned.set()
+        if self._client is not None:
+            with contextlib.suppress(Exception):  # it is in use, in another thread
+                self._client.close()
+
+    def timed_out(self, seconds: float) -> Fetched:
+        where = "" if self._status is None else f" in the body of a {self._status} answer"
+        error = f"no complete answer in {self.timeout_s:.1f} s{where}"
+        return Fetched(None, bytes(self._body), seconds, error, timed_out=True)
+
+    def _exchange(self) -> Fetched:
+        until = time.monotonic() + self.timeout_s
+        with (
+            httpx2.Client(
+                trust_env=False,
+                follow_redirects=False,
+                timeout=self.timeout_s,
+                # Reading the certificate store takes tens of milliseconds: only for https.
+                verify=self.url.lower().startswith("https:"),
+            ) as self._client,
+            self._client.stream(
+                self.method, self.url, json=self.json_body, headers=self.headers
+            ) as response,
+        ):
+            self._status = response.status_code
+            for chunk in response.iter_raw():
+                self._body += chunk[: self.max_bytes - len(self._body)]
+                if len(self._body) >= self.max_bytes:
+                    return Fetched(self._status, bytes(self._body), 0.0, cut=True)
+                if self._abandoned.is_set() or time.monotonic() > until:
+                    return self.timed_out(0.0)
+            return Fetched(self._status, bytes(self._body), 0.0)
+
+    def _explain(self, error: Exception) -> str:
+        where = "" if self._status is None else f" in the body of a {self._status} answer"
+        return f"{type(error).__name__}{where}: {error}"[:500]
+
+
+# ------------------------------------------------------------------ cheap endpoints
+
+
+ENDPOINT_BYTES = 256 << 10
 BODY_CHARS = 2000
 
 
@@ -85,7 +228,7 @@ class HttpProbe(Probe[HttpData]):
             "GET",
             self.base_url + path,
             timeout_s=timeout_s,
-            max_bytes=MAX_BODY_BYTES,
+            max_bytes=ENDPOINT_BYTES,
             headers=self.headers,
         )
         if got.body:
@@ -98,3 +241,135 @@ class HttpProbe(Probe[HttpData]):
             timed_out=got.timed_out,
             body=got.body.decode("utf-8", "replace")[:BODY_CHARS],
         )
+
+
+# ------------------------------------------------------------------ one small completion
+
+
+MARK_HEADER = "X-Mmrepro-Probe"
+MARK_USER = "mmrepro-probe"
+COMPLETION_BYTES = 1 << 20
+
+# How the OpenAI API ends a whole completion. LMDeploy 0.7.0 answers 200 with "error" and SGLang
+# with "abort": those are no completions.
+WHOLE = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
+
+
+class InferenceProbe(Probe[InferenceData]):
+    """One completion of ``max_tokens`` tokens, marked so that logs and proxies can tell it.
+
+    ``image_data_url``: a ``data:image/…;base64,…`` URL to put beside the prompt.
+    ``deadline_s``: seconds until "no answer" is the answer; derive it from measured latencies.
+    ``given_up``: whoever waits for it may set that before.
+    """
+
+    name = "inference"
+    needs = "url"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(subject.url, subject.model, subject.deadline_s)
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        deadline_s: float,
+        *,
+        prompt: str = "Say OK.",
+        image_data_url: str | None = None,
+        max_tokens: int = 1,
+        headers: Mapping[str, str] | None = None,
+        given_up: threading.Event | None = None,
+    ) -> None:
+        self.base_url = api_root(base_url)
+        self.model = model
+        self.deadline_s = deadline_s
+        self.prompt = prompt
+        self.image_data_url = image_data_url
+        self.max_tokens = max_tokens
+        self.headers = {**(headers or {}), MARK_HEADER: "1"}
+        self.given_up = given_up
+
+    def collect(self, sink: RawSink, deadline: float) -> InferenceData:
+        """Raises TimedOut if there is no time to ask; a server's silence is data instead."""
+        timeout_s = min(self.deadline_s, deadline - time.monotonic())
+        if timeout_s <= 0.05:
+            raise TimedOut("the deadline passed before the request was sent")
+        got = fetch(
+            "POST",
+            f"{self.base_url}/v1/chat/completions",
+            timeout_s=timeout_s,
+            max_bytes=COMPLETION_BYTES,
+            json_body=self._request(),
+            headers=self.headers,
+            over=self.given_up,
+        )
+        if got.body:
+            sink.write("response.json", got.body)
+        data = InferenceData(
+            answered=False,
+            status=got.status,
+            seconds=got.seconds,
+            deadline_s=timeout_s,
+            cut=got.given_up,
+            error=got.error,
+        )
+        if got.status is None:
+            return data
+        if got.status != 200:
+            body = got.body.decode("utf-8", "replace")[:1500]
+            return data.model_copy(update={"error": f"HTTP {got.status}: {body}"})
+        if got.cut:
+            return data.model_copy(update={"error": f"an answer of over {COMPLETION_BYTES} bytes"})
+        return data.model_copy(update=read_completion(got.body))
+
+    def _request(self) -> dict[str, Any]:
+        content: str | list[dict[str, Any]] = self.prompt
+        if self.image_data_url is not None:
+            content = [
+                {"type": "image_url", "image_url": {"url": self.image_data_url}},
+                {"type": "text", "text": self.prompt},
+            ]
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": self.max_tokens,
+            "temperature": 0,
+            "stream": False,
+            "user": MARK_USER,
+        }
+
+
+def read_completion(body: bytes) -> dict[str, Any]:
+    """Fields of InferenceData that a 200 answer's ``body`` gives; never raises.
+
+    ``answered`` needs a choice with a message and a ``finish_reason`` that ends a completion.
+    """
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return {"error": f"the 200 answer is not JSON: {error}"[:500]}
+    try:
+        choice = document["choices"][0]
+        message, finish = choice["message"], choice["finish_reason"]
+        text = message.get("content")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return {"error": f"the 200 answer is no chat completion: {_head(body)}"}
+    if text is None:  # a reasoning model may not have got as far as content in a few tokens
+        text = message.get("reasoning_content") or message.get("reasoning") or ""
+    if not isinstance(text, str) or not isinstance(finish, str):
+        return {"error": f"the completion is malformed: {_head(body)}"}
+    usage = document.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    fields: dict[str, Any] = {
+        "text": text.encode("utf-8", "replace").decode()[:2000],
+        "completion_tokens": tokens if type(tokens) is int and 0 <= tokens < 1 << 53 else None,
+    }
+    if finish not in WHOLE:
+        return {**fields, "error": f"the completion ended with finish_reason {finish[:80]!r}"}
+    return {**fields, "answered": True}
+
+
+def _head(body: bytes) -> str:
+    return body.decode("utf-8", "replace")[:300]

@@ -1,34 +1,31 @@
-"""A log with its rotated and compressed predecessors, read as one.
-
-Alone::
-
-    from mmrepro.probes.base import run_probe
-    from mmrepro.probes.log_files import LogFilesProbe
-    result = run_probe(LogFilesProbe([Path("server.log")]), Path("evidence"), 30)
-    print(result.data.files, result.data.first_line, result.data.stuck_count)
-"""
+"""Log files: with their rotated predecessors, compressed or not."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import re
 import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from mmrepro.probes.base import Probe, RawSink, Unavailable
-from mmrepro.probes.data import LogsData
-from mmrepro.probes.log_life import Life
-from mmrepro.probes.logs import Pattern, Scanner
+from mmrepro.probes.base import Unavailable
 
 MAX_FILES = 1000
+BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""What reading a damaged file raises."""
+PACKED = (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile)
+"""Streams of which a read that meets damage returns nothing of what came before it."""
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_OPENERS: Mapping[str, Callable[[Path], object]] = {
+    "gzip": gzip.open,
+    "bz2": bz2.open,
+    "xz": lzma.open,
+}
 _PACKED = r"(?:\.(?:gz|bz2|xz|zst))?"
 
 
@@ -89,104 +86,6 @@ def open_log(path: Path) -> BinaryIO:
     kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
     if kind == "zstd":
         raise Unavailable(f"{path} is compressed with zstd; unpack it first: unzstd {path}")
-    if kind == "gzip":
-        return cast("BinaryIO", _Rest(cast("BinaryIO", gzip.open(path))))
-    if kind == "bz2":
-        return cast("BinaryIO", _Rest(cast("BinaryIO", bz2.open(path))))
-    if kind == "xz":
-        return cast("BinaryIO", _Rest(cast("BinaryIO", lzma.open(path))))
+    if opener := _OPENERS.get(kind):
+        return cast("BinaryIO", opener(path))
     return cast("BinaryIO", path.open("rb", buffering=0))
-
-
-class LogFilesProbe(Probe[LogsData]):
-    """Reads ``paths``, in that order, as one log; ``rotated`` puts each one's predecessors first.
-
-    What cannot be read is told in ``unread`` and does not end the reading. ``added``: lines that
-    tell of a new request; with ``progress`` they give the requests that were never scheduled.
-    ``life``: what an earlier start of the server wrote is passed over.
-    """
-
-    name = "logs"
-
-    def __init__(
-        self,
-        paths: Sequence[Path | str],
-        patterns: Mapping[str, Pattern] | None = None,
-        progress: Pattern | None = None,
-        *,
-        added: Pattern | None = None,
-        rotated: bool = True,
-        life: Life | None = None,
-    ) -> None:
-        self.paths = [Path(path) for path in paths]
-        self.rotated = rotated
-        self._unread: dict[str, str] = {}
-        self._scanner = Scanner(
-            dict(patterns or {}),
-            progress,
-            file=", ".join(map(str, self.paths)),
-            added=added,
-            life=life,
-        )
-
-    def collect(self, sink: RawSink, deadline: float) -> LogsData:
-        """Raises Unavailable if nothing could be read; TimedOut keeps what was read so far."""
-        files = [f for path in self.paths for f in (with_rotated(path) if self.rotated else [path])]
-        read = 0
-        for path in dict.fromkeys(files):
-            try:
-                with open_log(path) as stream:
-                    self._scanner.begin(str(path))
-                    self._scanner.scan(stream, deadline)
-                read += 1
-            except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                self._unread[str(path)] = why[:200]
-            except Unavailable as error:
-                self._unread[str(path)] = str(error)
-        if not read and not self._scanner.result().bytes_read:
-            told = [f"{file}: {why}" for file, why in self._unread.items()]
-            raise Unavailable("; ".join(told) or "no log file was given")
-        return self._result()
-
-    def partial(self) -> LogsData | None:
-        return self._result()
-
-    def _result(self) -> LogsData:
-        return self._scanner.result().model_copy(update={"unread": dict(self._unread)})
-
-
-class _Rest(io.RawIOBase):
-    """Reads on after a broken part of a compressed file has been told: what came before it is
-    kept. ``read`` raises the error only when nothing more can be had."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._error: BaseException | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def read(self, size: int = -1) -> bytes:
-        if self._error is not None:
-            raise self._error
-        parts: list[bytes] = []
-        left = size
-        while left > 0:
-            try:
-                # In small steps: a damaged end takes no more than one of them with it.
-                part = self._stream.read(min(left, 64 << 10))
-            except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-                if not parts:
-                    raise
-                self._error = error
-                break
-            if not part:
-                break
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)

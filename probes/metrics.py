@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from mmrepro.base.units import size
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import MetricSample, MetricsData
-from mmrepro.probes.fetch import fetch
+from mmrepro.probes.http import fetch
 from prometheus_client.parser import text_string_to_metric_families
 
 MAX_BODY_BYTES = 32 << 20

@@ -6,20 +6,25 @@ Alone::
     from mmrepro.probes.processes import ProcessesProbe
     result = run_probe(ProcessesProbe(pid), Path("evidence"), 5)
     print([(p.role, p.cpu_pct, p.state) for p in result.data.processes])
+    from mmrepro.probes.processes import ConnectionsProbe
+    print(run_probe(ConnectionsProbe(8000), Path("evidence"), 3).data.clients)
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
+from urllib.parse import urlsplit
 
 import psutil
 from mmrepro.base import processes
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
-from mmrepro.probes.data import ProcessesData, ProcessUse, ThreadUse
+from mmrepro.probes.data import ConnectionsData, ProcessesData, ProcessUse, ThreadUse
 
 MAX_BUSIEST = 8
 
@@ -117,7 +122,7 @@ class ProcessesProbe(Probe[ProcessesData]):
             # Born within the window, or a recycled pid: nothing to compare with.
             before = after
         seconds = max(after.mono - before.mono, 1e-6)
-        voluntary, involuntary = _switches(after.threads, before.threads)
+        runs = thread_runs(before.threads, after.threads, seconds)
         line = processes.cmdline(stat.pid)
         return ProcessUse(
             pid=stat.pid,
@@ -130,11 +135,20 @@ class ProcessesProbe(Probe[ProcessesData]):
             rss_bytes=stat.rss_bytes,
             user_pct=_pct(stat.user_ticks - before.stat.user_ticks, seconds),
             system_pct=_pct(stat.system_ticks - before.stat.system_ticks, seconds),
-            voluntary_switches=voluntary,
-            involuntary_switches=involuntary,
-            queued_pct=_queued_pct(after.threads, before.threads, seconds),
+            voluntary_switches=sum(run.voluntary for run in runs),
+            involuntary_switches=sum(run.involuntary for run in runs),
+            queued_pct=round(sum(run.queued_pct for run in runs), 1),
             created_wall=psutil.boot_time() + stat.start_ticks / processes.TICKS_PER_S,
-            busiest=_busiest(after.threads, before.threads, seconds),
+            busiest=[
+                ThreadUse(
+                    tid=run.stat.pid,
+                    name=run.stat.name,
+                    state=run.stat.state,
+                    user_pct=run.user_pct,
+                    system_pct=run.system_pct,
+                )
+                for run in runs[:MAX_BUSIEST]
+            ],
         )
 
 
@@ -142,41 +156,34 @@ def _pct(ticks: int, seconds: float) -> float:
     return round(max(ticks, 0) / processes.TICKS_PER_S / seconds * 100, 1)
 
 
-def _switches(
-    after: dict[int, processes.Thread], before: dict[int, processes.Thread]
-) -> tuple[int, int]:
-    pairs = [(thread, before[tid]) for tid, thread in after.items() if tid in before]
-    return (
-        sum(max(a.voluntary - b.voluntary, 0) for a, b in pairs),
-        sum(max(a.involuntary - b.involuntary, 0) for a, b in pairs),
-    )
+class ThreadRun(NamedTuple):
+    """What one thread did between two readings; percentages are of a core."""
+
+    stat: processes.Stat
+    user_pct: float
+    system_pct: float
+    queued_pct: float
+    voluntary: int
+    involuntary: int
 
 
-def _queued_pct(
-    after: dict[int, processes.Thread], before: dict[int, processes.Thread], seconds: float
-) -> float:
-    """How long threads could have run and were not given a core; over 100 for several at once."""
-    waits = [t.queued_s - before[tid].queued_s for tid, t in after.items() if tid in before]
-    return round(sum(max(wait, 0.0) for wait in waits) / seconds * 100, 1)
-
-
-def _busiest(
-    after: dict[int, processes.Thread], before: dict[int, processes.Thread], seconds: float
-) -> list[ThreadUse]:
-    uses = []
-    for tid, thread in after.items():
-        base = before.get(tid, thread).stat
-        uses.append(
-            ThreadUse(
-                tid=tid,
-                name=thread.stat.name,
-                state=thread.stat.state,
-                user_pct=_pct(thread.stat.user_ticks - base.user_ticks, seconds),
-                system_pct=_pct(thread.stat.system_ticks - base.system_ticks, seconds),
-            )
+def thread_runs(
+    before: Mapping[int, processes.Thread], after: Mapping[int, processes.Thread], seconds: float
+) -> list[ThreadRun]:
+    """The threads of ``after``, busiest first; one that is new did nothing yet."""
+    runs = []
+    for tid, now in after.items():
+        then = before.get(tid, now)
+        run = ThreadRun(
+            now.stat,
+            _pct(now.stat.user_ticks - then.stat.user_ticks, seconds),
+            _pct(now.stat.system_ticks - then.stat.system_ticks, seconds),
+            max(now.queued_s - then.queued_s, 0.0) / seconds * 100,
+            max(now.voluntary - then.voluntary, 0),
+            max(now.involuntary - then.involuntary, 0),
         )
-    uses.sort(key=lambda use: use.user_pct + use.system_pct, reverse=True)
-    return uses[:MAX_BUSIEST]
+        runs.append(run)
+    return sorted(runs, key=lambda run: run.user_pct + run.system_pct, reverse=True)
 
 
 class CpuMeter:
@@ -234,3 +241,75 @@ class CpuMeter:
                 # Asked anew each time: a process takes its title some time after its start.
                 roles[pid] = self.role_of(stat.name, processes.cmdline(pid))
         self._roles = roles
+
+
+# ------------------------------------------------------------------ who is connected
+
+
+class ConnectionsProbe(Probe[ConnectionsData]):
+    """Connections to ``port`` in the network namespace of process ``pid``; those that this process
+    holds itself are left out."""
+
+    name = "connections"
+    needs = "url"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(urlsplit(subject.url).port or 80, subject.pid or "self")
+
+    def __init__(self, port: int, pid: int | str = "self") -> None:
+        self.port = port
+        self.pid = pid
+
+    def collect(self, sink: RawSink, deadline: float) -> ConnectionsData:
+        """Raises Unavailable where no table can be read, or the port is none of that namespace."""
+        there = _table(self.pid)
+        if not any(s.port == self.port and s.state == processes.LISTEN for s in there):
+            raise Unavailable(f"nothing is seen to listen on port {self.port} there")
+        # One that was opened meanwhile is among them.
+        own = {s.laddr.port for s in psutil.Process().net_connections("tcp") if s.laddr}
+        clients = [s for s in there if s.port == self.port and s.peer_port not in own]
+        connected = [s for s in clients if s.state == processes.ESTABLISHED]
+        return ConnectionsData(
+            port=self.port,
+            clients=len(connected),
+            unread=sum(s.unread > 0 for s in connected),
+            left=sum(s.state == processes.CLOSE_WAIT for s in clients),
+        )
+
+
+def _table(pid: int | str) -> list[processes.Socket]:
+    found = processes.sockets(pid)
+    if found is None:
+        raise Unavailable(f"the TCP sockets of process {pid} cannot be read")
+    return found
+
+
+# ------------------------------------------------------------------ after a tracer
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, step_s: float = 0.01) -> bool:
+    """Poll ``condition`` for at most ``seconds``; whether it came true."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(step_s)
+    return True
+
+
+def resume_after_trace(pid: int, state_before: str) -> bool:
+    """Undo a stop that a tracer of ours left behind; whether there was one.
+
+    A tracer that dies between attaching and its first wait can leave its target stopped. One that
+    was stopped before we came is left so.
+    """
+    wait_until(lambda: processes.tracer(pid) == 0, 2.0)
+    stat = processes.stat(pid)
+    if stat is None or stat.state != "T" or state_before == "T":
+        return False
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except OSError:
+        return False
+    return True

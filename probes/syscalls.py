@@ -10,16 +10,23 @@ Alone::
 
 from __future__ import annotations
 
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from pathlib import Path
+from typing import IO, Literal, Self
 
 from mmrepro.base import processes
-from mmrepro.probes._strace import DETACH_S, StraceRefused, count_calls
-from mmrepro.probes._syscall_names import syscall_name
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import SyscallsData
+from mmrepro.probes.processes import resume_after_trace, thread_runs, wait_until
 
 Verdict = Literal["spinning-in-user-space", "busy-in-kernel", "blocked", "working", "unclear"]
 
@@ -208,28 +215,18 @@ def measure(
     stopped: int,
 ) -> Load:
     """The load between two readings of a process's threads, ``seconds`` apart."""
-    user = system = 0.0
-    busiest = (0.0, 0.0, 0.0, 0.0, 0)
-    for tid, after in second.items():
-        before = first.get(tid)
-        if before is None:
-            continue
-        pct = 100 / processes.TICKS_PER_S / seconds
-        thread_user = (after.stat.user_ticks - before.stat.user_ticks) * pct
-        thread_system = (after.stat.system_ticks - before.stat.system_ticks) * pct
-        user, system = user + thread_user, system + thread_system
-        if thread_user + thread_system > busiest[0] + busiest[1]:
-            queued = (after.queued_s - before.queued_s) / seconds * 100
-            switches = (after.voluntary - before.voluntary) / seconds
-            busiest = (thread_user, thread_system, min(max(queued, 0.0), 100.0), switches, tid)
+    runs = thread_runs(first, second, seconds)
+    busiest = runs[0]
+    # Of threads that used no processor time none is the busiest: their switches show no work.
+    busy = busiest.user_pct + busiest.system_pct > 0
     return Load(
-        user_pct=round(user, 1),
-        system_pct=round(system, 1),
-        busiest_user_pct=busiest[0],
-        busiest_system_pct=busiest[1],
-        queued_pct=busiest[2],
-        switches_per_s=busiest[3],
-        busiest_tid=busiest[4],
+        user_pct=round(sum(run.user_pct for run in runs), 1),
+        system_pct=round(sum(run.system_pct for run in runs), 1),
+        busiest_user_pct=busiest.user_pct,
+        busiest_system_pct=busiest.system_pct,
+        queued_pct=min(busiest.queued_pct, 100.0) if busy else 0.0,
+        switches_per_s=busiest.voluntary / seconds if busy else 0.0,
+        busiest_tid=busiest.stat.pid if busy else 0,
         threads=len(second),
         asleep=min(asleep, len(second)),
         stopped=min(stopped, len(second)),
@@ -276,3 +273,151 @@ def _waits_in(pid: int, tid: int) -> str:
         return syscall_name(int(fields[0]))
     kernel_function = processes.read(pid, f"task/{tid}/wchan").decode("ascii", "replace").strip()
     return kernel_function if kernel_function not in ("", "0") else "unknown"
+
+
+# ------------------------------------------------------------------ strace
+
+
+ATTACH_S = 3.0
+DETACH_S = 3.0
+
+
+class StraceRefused(Exception):
+    """strace is not here or may not trace this process; the text says which."""
+
+
+def count_calls(
+    pid: int, window_s: float, *, follow: bool = True
+) -> tuple[dict[str, int], str, float]:
+    """Calls of all threads of ``pid`` by name, strace's own table, and the seconds counted.
+
+    Without ``follow``, ``pid`` is a thread's id and only that thread is counted. On return strace
+    is gone and the target runs on as before.
+
+    Raises:
+        StraceRefused: not installed, or not allowed.
+    """
+    strace = shutil.which("strace")
+    if strace is None:
+        raise StraceRefused("strace is not installed")
+    before = processes.stat(pid)
+    if before is None:
+        raise StraceRefused(f"process {pid} is gone")
+    with tempfile.TemporaryDirectory(prefix="mmrepro-strace-") as folder:
+        table = Path(folder) / "calls"
+        command = [strace, "-c", "-S", "calls", "-o", str(table), "-p", str(pid)]
+        if follow:
+            command.insert(1, "-f")
+        # Were this process killed now, strace would stay attached for ever: let it end itself.
+        if timeout := shutil.which("timeout"):
+            command = [timeout, "-s", "INT", "-k", "5", str(window_s + ATTACH_S + 5), *command]
+        try:
+            counted_s, stderr = _trace(command, pid, window_s)
+        finally:
+            resume_after_trace(pid, before.state)
+        text = table.read_text("utf-8", "replace") if table.exists() else ""
+        if counted_s <= 0:
+            raise StraceRefused(_why_refused(stderr))
+    return parse_table(text), text, counted_s
+
+
+def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
+    """Seconds that strace was attached (0: never), and what it said."""
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+        counted_s = 0.0
+        try:
+            wait_until(
+                lambda: process.poll() is not None or b"attached" in _so_far(errors), ATTACH_S
+            )
+            # Attached now, or given up: strace ends at once when it is refused.
+            if process.poll() is None and processes.tracer(pid) != 0:
+                attached = time.monotonic()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(window_s)
+                counted_s = time.monotonic() - attached
+        finally:
+            wrote_its_table = _end(process)
+        if not wrote_its_table:
+            # No table reads like "no call at all": that must never be taken for a count.
+            raise StraceRefused("strace did not end when asked to and was killed")
+        return counted_s, _so_far(errors).decode("utf-8", "replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> bool:
+    """End strace; whether it ended by itself. SIGINT makes it detach and write its table, SIGKILL
+    only makes it detach."""
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(DETACH_S)
+    return process.poll() not in (None, -signal.SIGKILL)
+
+
+def _so_far(file: IO[bytes]) -> bytes:
+    return os.pread(file.fileno(), 65536, 0)
+
+
+def _why_refused(stderr: str) -> str:
+    line = next((line for line in stderr.splitlines() if line.strip()), "strace did not attach")
+    if "not permitted" in stderr:
+        return (
+            "strace may not trace it (needs root or CAP_SYS_PTRACE, kernel.yama.ptrace_scope 0, "
+            "docker --cap-add SYS_PTRACE; only one tracer at a time)"
+        )
+    return line[:300]
+
+
+def parse_table(text: str) -> dict[str, int]:
+    """Calls by name of ``strace -c``; lines that are no row are skipped, never fatal.
+
+    A row reads ``% time, seconds, usecs/call, calls, [errors,] syscall``. No table at all means
+    that there was no call.
+    """
+    counts: dict[str, int] = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) not in (5, 6) or fields[-1] == "total":
+            continue
+        try:
+            float(fields[0]), float(fields[1])
+            calls = int(fields[3])
+        except ValueError:
+            continue
+        if calls >= 0:
+            counts[fields[-1]] = counts.get(fields[-1], 0) + calls
+    return counts
+
+
+# ------------------------------------------------------------------ names of calls
+
+
+# Name, number on x86_64 and on aarch64 (-: it has none) of the calls that threads block in.
+# Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+_CALLS = """
+    read 0 63, write 1 64, poll 7 -, pread64 17 67, pwrite64 18 68, select 23 -,
+    sched_yield 24 124, pause 34 -, nanosleep 35 101, connect 42 203, accept 43 202,
+    sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212, wait4 61 260, fcntl 72 25,
+    flock 73 32, fsync 74 82, rt_sigtimedwait 128 137, rt_sigsuspend 130 133, futex 202 98,
+    restart_syscall 219 128, clock_nanosleep 230 115, epoll_wait 232 -, waitid 247 95,
+    pselect6 270 72, ppoll 271 73, epoll_pwait 281 22, accept4 288 242, recvmmsg 299 243,
+    io_uring_enter 426 426, epoll_pwait2 441 441, futex_waitv 449 449
+"""
+_COLUMNS = {"x86_64": 1, "aarch64": 2, "arm64": 2}
+
+
+def syscall_name(number: int, machine: str | None = None) -> str:
+    """``futex`` of 202 on x86_64; ``syscall_<number>`` of one that the table lacks."""
+    column = _COLUMNS.get(machine or platform.machine(), 0)
+    rows = (row.split() for row in _CALLS.split(","))
+    return next((row[0] for row in rows if row[column] == str(number)), f"syscall_{number}")

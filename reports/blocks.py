@@ -125,6 +125,7 @@ class Row:
     Attributes:
         tone: of the whole line.
         status: one word that a reader may filter by, such as ``met``.
+        group: another one, such as the engine.
         anchor: a link to the line; unique in its page.
         at: seconds since the run began, where the line is one of a timeline.
     """
@@ -132,6 +133,7 @@ class Row:
     cells: Sequence[Inline]
     tone: Tone = ""
     status: str = ""
+    group: str = ""
     anchor: str = ""
     at: float | None = None
 
@@ -276,6 +278,7 @@ class Page:
         counts: what was found in numbers, one fact each.
         commands: what to type next: why, and the command.
         footer: where it comes from.
+        wide: the HTML uses the whole width of the screen.
     """
 
     title: str
@@ -287,6 +290,7 @@ class Page:
     commands: Sequence[tuple[str, str]] = ()
     warning: Warning | None = None
     footer: Inline = ""
+    wide: bool = False
 
     @property
     def shown(self) -> list[Section]:

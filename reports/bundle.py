@@ -28,9 +28,9 @@ from mmrepro.machine.files import replacing
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.reports import documents, incident as runs
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
-from mmrepro.text.people import callers, said
+from mmrepro.text.looks import callers, conversation
+from mmrepro.text.opaque import Span, names_a_digest
 from mmrepro.text.redact import PLACEHOLDER, Redactor, names_a_secret
-from mmrepro.text.shapes import Span, names_a_digest
 
 DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""
@@ -308,7 +308,7 @@ def _shallow(value: Any, most: int) -> bool:
 def redact_log(text: str, redactor: Redactor) -> str:
     """``text`` of a log: besides secrets, what users wrote and where they called from."""
     text = redactor.redact(text)
-    text = redactor.hide("prompt", text, _uncovered(text, said(text)))
+    text = redactor.hide("prompt", text, _uncovered(text, conversation(text)))
     return redactor.hide("address", text, callers(text))
 
 

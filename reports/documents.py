@@ -33,6 +33,7 @@ _MODULES: Final = {
     "bisection.json": "bisection",
     "summary.json": "acceptance",
     "incident.json": "incident",
+    "ledger.jsonl": "nightly",
 }
 """The file that a folder of each kind holds, and the module that reports it, first match first."""
 _FINDING: Final = ("case.json", "replay.json")
@@ -50,6 +51,8 @@ class Kind(Generic[T]):
         compose: makes the page.
         stored: the document itself, as it lies on disk and as ``--json`` prints it.
         junit: makes the test cases; None: it has no expectation that could fail.
+        markdown_bytes: its Markdown's at most. GitHub refuses comments over 65,536 characters;
+            people add a few lines of their own.
         file: the document's name, where ``keep`` writes it; empty: its command writes it.
     """
 
@@ -59,6 +62,7 @@ class Kind(Generic[T]):
     compose: Callable[[T], Page]
     stored: Callable[[T], Record]
     junit: Callable[[T], Sequence[Suite]] | None = None
+    markdown_bytes: int = 60_000
     file: str = ""
 
 
@@ -106,7 +110,7 @@ def render(kind: Kind[T], loaded: T, format: str) -> str:
         return render_html(page)
     from mmrepro.reports.markdown import render_markdown
 
-    return render_markdown(page)
+    return render_markdown(page, kind.markdown_bytes)
 
 
 def rendered(kind: Kind[T], loaded: T) -> dict[str, str]:
@@ -115,7 +119,8 @@ def rendered(kind: Kind[T], loaded: T) -> dict[str, str]:
     from mmrepro.reports.markdown import render_markdown
 
     page = kind.compose(loaded)
-    return dict(zip(kind.files, (render_markdown(page), render_html(page)), strict=True))
+    texts = (render_markdown(page, kind.markdown_bytes), render_html(page))
+    return dict(zip(kind.files, texts, strict=True))
 
 
 def write_reports(place: Path) -> list[Path]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -57,9 +56,10 @@ def render_html(page: Page) -> str:
         "<style>{}</style>\n</head>\n"
     ).format(_digest(style), _digest(script), page.badge.label, _line(page.title, 200), _H(style))
     body = _H(
-        '<body>\n<a class="skip" href="#content">To the report</a>\n<div class="page">\n{}\n'
+        '<body>\n<a class="skip" href="#content">To the report</a>\n<div class="page{}">\n{}\n'
         '<main id="content">\n{}\n{}\n{}\n</main>\n</div>\n<script>{}</script>\n</body>\n</html>\n'
     ).format(
+        " wide" if page.wide else "",
         _contents(sections),
         _header(page),
         _join(map(_section, sections)),
@@ -163,7 +163,8 @@ def _block(block: Block) -> Markup:
 
 
 def _table(table: Table) -> Markup:
-    statuses = Counter(row.status for row in table.rows if row.status)
+    facets = zip(*((row.status, row.group) for row in table.rows), strict=True)
+    filtered = len(table.rows) > 12 or any(len({*found} - {""}) > 1 for found in facets)
     head = _join(
         _H('<th scope="col"{}>{}</th>').format(
             _H(' class="{}"').format(_KINDS[column.kind]) if column.kind != "prose" else "",
@@ -179,7 +180,7 @@ def _table(table: Table) -> Markup:
     return _H(
         '<div class="scroll" tabindex="0"{}><table>{}{}<tbody>{}</tbody></table></div>{}'
     ).format(
-        _H(' data-filter=""') if len(statuses) > 1 or len(table.rows) > 12 else "",
+        _H(' data-filter=""') if filtered else "",
         caption if table.caption else "",
         _H("<thead><tr>{}</tr></thead>").format(head) if named else "",
         body,
@@ -200,10 +201,11 @@ def _row(row: Row, table: Table) -> Markup:
         cells[-1] = cells[-1][: -len("</td>")] + _H(
             ' <a class="here" href="#{0}" aria-label="link to this line">#</a></td>'
         ).format(row.anchor)
-    return _H("<tr{}{}{}{}>{}</tr>\n").format(
+    return _H("<tr{}{}{}{}{}>{}</tr>\n").format(
         _H(' id="{}"').format(row.anchor) if row.anchor else "",
         _H(' class="{}"').format(row.tone) if row.tone else "",
         _H(' data-status="{}"').format(_line(row.status, 60)) if row.status else "",
+        _H(' data-group="{}"').format(_line(row.group, 60)) if row.group else "",
         _H(' data-at="{:.3f}"').format(row.at) if row.at is not None else "",
         _join(cells),
     )

@@ -28,13 +28,11 @@ from mmrepro.reports.blocks import (
 )
 from mmrepro.text.sanitize import one_line
 
-# GitHub refuses comments over 65 536 characters; people add a few lines of their own.
-MAX_BYTES: Final = 60_000
 MAX_ROWS: Final = 120
 _CUT: Final = "All of it is in the HTML page and in the JSON document."
 
 
-def render_markdown(page: Page, limit: int = MAX_BYTES) -> str:
+def render_markdown(page: Page, limit: int = 60_000) -> str:
     """At most ``limit`` bytes. Sections that had to go are named at the end.
 
     The least important one goes first, and of two alike the longer one.
@@ -137,7 +135,8 @@ def _span(span: Span, limit: int) -> str:
         bare = gfm.text(span.text, limit)
         text = f"{lead}**{bare}**{tail}" if span.style == "strong" and bare else lead + bare + tail
     # Markdown is made to be pasted elsewhere: a path below the page's folder leads nowhere there.
-    href = safe_href(span.href) if span.href.startswith(("http", "#")) else ""
+    # Rows of a table have no anchors.
+    href = safe_href(span.href) if span.href.startswith("http") else ""
     return f"[{text}](<{href}>)" if href and text else text
 
 

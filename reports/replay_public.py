@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.capture.anonymise import anonymise
-from mmrepro.capture.captured import Captured
+from mmrepro.capture.messages import Captured
 from mmrepro.case.files import read_case, read_contents, write_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass

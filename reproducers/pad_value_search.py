@@ -63,6 +63,8 @@ class Problem(Exception):
 class Search:
     """``first``, ``second``: PNG files, the families' common pictures."""
 
+    began: float
+    """When the search was asked for: ``time.time()``."""
     model: str
     first: str
     second: str
@@ -325,14 +327,13 @@ class Matcher:
 
 def import_engine(model: str, say: Callable[..., None]) -> Engine:
     say("stage", text="importing the engine")
-    engine = Engine(model)
-    say("engine", **engine.facts())
-    return engine
+    return Engine(model)
 
 
 def search(request: Search, say: Callable[..., None]) -> None:
     hashers = Hashers(request.jobs)  # before the engine's threads are there
     engine = import_engine(request.model, say)
+    start_s = time.time() - request.began
     say("stage", text="learning the image processor's bytes")
     bases = [np.asarray(engine.read(path)) for path in (request.first, request.second)]
 
@@ -347,31 +348,31 @@ def search(request: Search, say: Callable[..., None]) -> None:
     checked = sum(
         check(engine, f, b, request.varying) for f, b in zip(families, bases, strict=True)
     )
-    say(
-        "ready",
-        height=bases[0].shape[0],
-        width=bases[0].shape[1],
-        hashed_bytes=int(words[0].size * WORD),
-        tail_bytes=int(families[0].tail.size * WORD),
-        samples=checked,
-        seconds=round(time.perf_counter() - began, 4),
-    )
+    learn_s = time.perf_counter() - began
+    say("stage", text="hashing images")
     hashers.prepare(list(zip(words, tables, strict=True)))
-    matcher, found, done = Matcher(request.bits), None, 0
+    matcher, found, done, search_s = Matcher(request.bits), None, 0, 0.0
     began = time.perf_counter()
     for start in range(0, request.limit, request.per_round):
         done = min(start + request.per_round, request.limit)
         found = matcher.add(hashers.hashes(start, done))
-        say("progress", images=done, seconds=round(time.perf_counter() - began, 4))
+        search_s = round(time.perf_counter() - began, 4)
+        say("progress", images=2 * done, seconds=search_s)
         if found:
             break
     else:
-        say("exhausted", images=done)
+        say("exhausted", images=2 * done)
         return
     write_pair(request, bases, found)
-    say("pair", first=found.first, second=found.second, low_bits=found.value, images=done)
     names = {name: str(Path(request.out) / f"{name}.png") for name in ("A", "B", "control")}
-    verify(engine, names, say)
+    verify(
+        engine, names, say,
+        height=bases[0].shape[0], width=bases[0].shape[1], varying=request.varying,
+        images=2 * done, index_a=found.first, index_b=found.second,
+        hashed_bytes=int(words[0].size * WORD), tail_bytes=int(families[0].tail.size * WORD),
+        samples_checked=checked, start_s=round(start_s, 3), learn_s=round(learn_s, 4),
+        search_s=search_s,
+    )  # fmt: skip
 
 
 def check(engine: Engine, family: Family, base: Array, varying: int) -> int:
@@ -400,8 +401,11 @@ def write_pair(request: Search, bases: list[Array], found: Found) -> None:
         Image.fromarray(pixels).save(Path(request.out) / f"{name}.png", optimize=True)
 
 
-def verify(engine: Engine, files: dict[str, str], say: Callable[..., None]) -> None:
-    """The engine's own hash and pad value of each PNG file, read as the server reads it."""
+def verify(engine: Engine, files: dict[str, str], say: Callable[..., None], **search: Any) -> None:
+    """The engine's own hash and pad value of each PNG file, read as the server reads it.
+
+    ``search``: the facts of the search that made the files; none, if another made them.
+    """
     say("stage", text="asking the engine's own classes")
     images = {}
     for name, path in files.items():
@@ -414,7 +418,8 @@ def verify(engine: Engine, files: dict[str, str], say: Callable[..., None]) -> N
                 as_words(engine.features(pixels)).tobytes()
             ).hexdigest(),
         }
-    say("verified", images=images)
+    facts = engine.facts()
+    say("result", result={"engine": facts, "images": images, "search": search or None})
 
 
 def main() -> int:

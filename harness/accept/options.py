@@ -33,6 +33,8 @@ class AcceptCommand(Command):
     out: Path | None = common.OUT(None, help="Folder of the summary and of all incidents.")
     full: bool = common.FULL(False)
     json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
+    verbose: bool = common.VERBOSE(False)
 
     def __post_init__(self) -> None:
         if self.budget_s > common.WEEK_S:

@@ -9,7 +9,18 @@ WEEK_S = 7 * 86400.0
 """Seconds above which a limit is a slip; what the clocks of the system can hold is far above."""
 
 SCENARIO = Option(
-    "Name of a scenario, or a FILE.py with one.", "SCENARIO", argument=True, required=True
+    "Name of a scenario, NAME:VARIANT, or a FILE.py with one.",
+    "SCENARIO",
+    argument=True,
+    required=True,
+    names="scenario",
+)
+PLACE = Option(
+    "Folder; or its number in mmrepro incidents, its id, or last.",
+    "DIR|N|ID|last",
+    argument=True,
+    required=True,
+    names="record",
 )
 URL = Option(
     "The server, e.g. http://127.0.0.1:8000.",
@@ -23,10 +34,14 @@ HEADER = Option(
     name="--header",
     private=True,
 )
-SCENARIOS = Option("Only these scenarios.", "SCENARIO…", argument=True, shown="all")
-ENGINE_NAME = Option("vllm, sglang, lmdeploy or minivllm.", "ENGINE", name="--engine")
+SCENARIOS = Option(
+    "Only these scenarios.", "SCENARIO…", argument=True, shown="all", names="scenario"
+)
+ENGINE_NAME = Option(
+    "vllm, sglang, lmdeploy or minivllm.", "ENGINE", name="--engine", names="engine"
+)
 VARIANT = Option("Variant of the scenario; see mmrepro show SCENARIO.", "NAME")
-RELEASE = Option("Release of the engine.", "VERSION", shown="the scenario's")
+RELEASE = Option("Release of the engine.", "VERSION", shown="the scenario's", names="release")
 COMMIT = Option("In place of a release: this commit's wheel, from --index.", "SHA")
 COMMIT_DATE = Option("Resolve the commit's requirements as of then.", "DATE", shown="today")
 INDEX = Option(
@@ -106,10 +121,15 @@ CONTRACT_PROBE = Option(
     group=EVIDENCE,
     name="--contract-probe/--no-contract-probe",
 )
+QUIET = Option(
+    "Print the verdict and the path of its page, nothing else.", group=OUTPUT, short="-q", once=True
+)
+VERBOSE = Option("Print each event as it happens.", group=OUTPUT, short="-v", once=True)
+YES = Option("Download without asking.", group=OUTPUT, short="-y", once=True)
 FULL = Option("Print every section, not the summary alone.", group=OUTPUT, once=True)
 FORCE = Option("Write over files that are there.", group=OUTPUT, once=True)
 MARKDOWN = Option("Print the whole page, as docs/ has it.", group=OUTPUT, once=True)
-LEDGER = Option("Folder of the ledger.", "DIR", argument=True)
+LEDGER = Option("Folder of the ledger.", "DIR", argument=True, names="campaign")
 QUARANTINE = Option(
     "TOML with the cells that are not to fail the run.", "FILE", OUTPUT, configurable=False
 )

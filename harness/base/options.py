@@ -68,6 +68,9 @@ class Option:
         distinct: a value that is given twice counts once.
         own: only one command has it: it has no variable, and its key is in that command's table.
         configurable: False: it has no key and no variable.
+        names: what its words name, which a shell completes: a ``scenario``, an ``engine``, a
+            ``release``; or what lies here: an ``incident``, a ``campaign``, a ``record`` (either),
+            for which a number, an id and ``last`` stand as well.
         variable: its variable, where that is not ``MMREPRO_`` and the name. Such a variable holds
             in the commands that mmrepro starts as well.
         read, write: from the word that is typed to the value, and back. Of a tuple ``read`` gets
@@ -92,6 +95,7 @@ class Option:
     distinct: bool = False
     own: bool = False
     configurable: bool = True
+    names: str = ""
     variable: str = ""
     read: Callable[[str], Any] | None = None
     write: Callable[[Any], str] = text_of

@@ -58,6 +58,7 @@ class BisectCommand(SeveralRuns):
     out: Path | None = common.OUT(None, shown="bisections/…")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.resume and self.out is None:
             raise UsageError("--resume needs the folder to go on with.", hint="--resume --out DIR")
         if not 0.5 <= self.confidence < 1:

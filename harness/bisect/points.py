@@ -12,7 +12,7 @@ from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.search import Direction
 from mmrepro.campaign.trial import cell_of
 from mmrepro.engines import get_engine
-from mmrepro.environments.listing import releases_of
+from mmrepro.environments.index import releases_of
 from mmrepro.errors import UsageError
 from mmrepro.incident.ledger import Cell
 from mmrepro.incident.searches import Point

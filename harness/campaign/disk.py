@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mmrepro.base.units import size
-from mmrepro.environments.space import uv_cache_dir
-from mmrepro.environments.store import list_environments, prune
+from mmrepro.environments.store import list_environments, prune, uv_cache_dir
 from mmrepro.environments.uv import UvFailed, run_uv
 from mmrepro.machine.files import cache_root, environments_root, refuse_other_kinds, write_file
 from mmrepro.records import Record

@@ -1,7 +1,7 @@
 """Recorded traffic made into a case: read, anonymised, scaled."""
 
 from mmrepro.capture.anonymise import anonymise
-from mmrepro.capture.captured import Captured, Contents
+from mmrepro.capture.messages import Captured, Contents
 from mmrepro.capture.read import read
 from mmrepro.capture.scale import scale
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mmrepro.capture.captured import Contents
+from mmrepro.capture.messages import Contents
 from mmrepro.case.model import Case, Content, Image, Near, Noise, Relayout, Tiles
 from mmrepro.traffic.drive import noise
 

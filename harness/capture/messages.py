@@ -1,4 +1,4 @@
-"""A request's body, as it was recorded, made into an operation and its pictures.
+"""A request's body and path, as they were recorded, made into an operation and its pictures.
 
 What names somebody or something outside (credentials, users, addresses) goes no further than here.
 """
@@ -7,14 +7,89 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import hashlib
 import math
 import re
+import tempfile
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from mmrepro.capture.captured import Contents
-from mmrepro.case.model import CHAT, COMPLETIONS, Content, Image, Message, Noise, Operation, Part
+from mmrepro.case.model import (
+    CHAT,
+    COMPLETIONS,
+    Case,
+    Content,
+    Image,
+    Message,
+    Noise,
+    Operation,
+    Part,
+)
+from mmrepro.machine.files import write_file
 from mmrepro.text.redact import names_a_secret
+
+
+class Contents(Mapping[str, bytes]):
+    """Pictures by the SHA-256 of their bytes, each a file of its own: memory holds none.
+
+    Args:
+        folder: where they lie, or shall lie. None: a temporary one, gone with this object.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="mmrepro-") if folder is None else None
+        self.folder = (
+            Path(self._temporary.name) if self._temporary is not None else Path(folder or "")
+        )
+        self._sizes: dict[str, int] = {}
+
+    def add(self, data: bytes) -> str:
+        """Keep ``data``; returns its SHA-256."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self._sizes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self.folder / digest, data)
+            self._sizes[digest] = len(data)
+        return digest
+
+    def has(self, digests: Iterable[str]) -> None:
+        """These lie in the folder already."""
+        for digest in digests:
+            with contextlib.suppress(OSError):
+                self._sizes[digest] = (self.folder / digest).stat().st_size
+
+    def keep(self, digests: Collection[str]) -> None:
+        """Remove all others."""
+        for digest in self._sizes.keys() - set(digests):
+            (self.folder / digest).unlink(missing_ok=True)
+            del self._sizes[digest]
+
+    def __getitem__(self, sha256: str) -> bytes:
+        if sha256 not in self._sizes:
+            raise KeyError(sha256)
+        return (self.folder / sha256).read_bytes()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A case, and the bytes of the pictures that it keeps by content."""
+
+    case: Case
+    contents: Mapping[str, bytes]
+
+
+# ------------------------------------------------------------------ bodies
 
 GENERATE = "/generate"
 """SGLang's own."""
@@ -246,3 +321,28 @@ def _carried(value: object) -> bool:
     if not isinstance(value, str):
         return False
     return value[:5].lower() == "data:" or (len(value) >= 64 and canonical(value) is not None)
+
+
+# ------------------------------------------------------------------ paths
+
+_PLAYED: Final = (("/chat/completions", CHAT), ("/completions", COMPLETIONS), (GENERATE, GENERATE))
+_KNOWN: Final = re.compile(
+    r"/(?:v1/(?:models|embeddings|responses|messages|score|rerank)|health|metrics|tokenize|ping)/?$"
+)
+
+
+def played_path(address: str) -> str:
+    """The path under which it is played, whatever a gateway put before it.
+
+    Raises:
+        Unusable: it is no request of the kind; says so without the address.
+    """
+    try:
+        path = urlsplit(address).path.rstrip("/")
+    except ValueError as error:
+        raise Unusable("an entry without an address") from error
+    for end, played in _PLAYED:
+        if path.endswith(end):
+            return played
+    known = _KNOWN.search(path)
+    raise Unusable(f"POST to {known[0]}" if known else "POST to another path")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import Any, Final
 
-from mmrepro.capture import batch
-from mmrepro.capture.bounded import BadJson, events
-from mmrepro.capture.captured import Captured, Contents
 from mmrepro.capture.har import Har, settled
-from mmrepro.capture.heard import Heard, Latest, Tally, case_of
-from mmrepro.capture.lines import lines
-from mmrepro.capture.messages import Bodies
-from mmrepro.capture.notes import notes
-from mmrepro.capture.order import SLACK_S
+from mmrepro.capture.heard import SLACK_S, Heard, Latest, Tally, case_of
+from mmrepro.capture.messages import UNSEEN_SIZE, Bodies, Captured, Contents, Unusable, played_path
+from mmrepro.capture.parsing import BadJson, Line, events, lines, no_constant
 from mmrepro.capture.sglang_log import MARK as SGLANG, SglangLog
-from mmrepro.capture.vllm_log import MARK as VLLM, VllmLog
+from mmrepro.capture.vllm_log import MARK as VLLM, UNLOGGED, VllmLog
 from mmrepro.case.files import read_case
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Content, Origin, ServerWanted
 from mmrepro.errors import UsageError
@@ -112,7 +109,7 @@ def _recording(
         _one_host(har, tally)
         heard = settled(list(found), har.creator)
     elif tally.format == "batch":
-        for one in batch.requests(lines(file, progress), bodies, tally):
+        for one in batch_requests(lines(file, progress), bodies, tally):
             found.add(one)
     elif tally.format == "vllm-log":
         VllmLog(bodies, tally, found).read(lines(file, progress))
@@ -220,3 +217,67 @@ def _by_keys(keys: set[str]) -> str:
     if keys & {"custom_id", "body"}:
         return "batch"
     return "sglang-log" if {"timestamp", "event"} <= keys else ""
+
+
+# ------------------------------------------------------------------ batch files
+
+
+def batch_requests(lines: Iterator[Line], bodies: Bodies, tally: Tally) -> Iterator[Heard]:
+    """Raises UsageError: it is the file of the answers."""
+    for line in lines:
+        if not line.text.strip():
+            continue
+        tally.read += 1
+        try:
+            yield Heard(_operation(line, bodies, tally))
+        except Unusable as why:
+            tally.left_out[str(why)] += 1
+
+
+def _operation(line: Line, bodies: Bodies, tally: Tally) -> Any:
+    """Raises Unusable, UsageError."""
+    if line.cut:
+        raise Unusable("a line that is too long")
+    try:
+        request = json.loads(line.text, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Unusable("a line that is no JSON") from error
+    if not isinstance(request, dict):
+        raise Unusable("a line that is no request")
+    if "response" in request and "body" not in request:
+        raise UsageError(
+            f"{tally.file} holds the answers of a batch, not its requests.",
+            hint="give the file that was uploaded: its lines have custom_id, url and body",
+        )
+    tally.dropped["custom_id"] += "custom_id" in request
+    if str(request.get("method", "POST")).upper() != "POST":
+        raise Unusable("another method than POST")
+    return bodies.operation(played_path(str(request.get("url", ""))), request.get("body"))
+
+
+# ------------------------------------------------------------------ what was lost
+
+_CHANGED: Final = {
+    "image-by-address": "pictures were given by address, and nothing is fetched: noise of "
+    f"{UNSEEN_SIZE[0]} x {UNSEEN_SIZE[1]} pixels stands for each, the same for the same address",
+    "part-by-address": "other parts of messages were nothing but an address, and are left away",
+    "image-raw": "pictures are not in the usual Base64, and are sent exactly as they were",
+    "content-null": "messages had null as their content, and are sent with an empty text",
+    "surrogates": "texts had halves of characters, which are replaced by U+FFFD",
+}
+
+
+def notes(tally: Tally, bodies: Bodies) -> Iterator[str]:
+    for name, said in _CHANGED.items():
+        if count := bodies.changed[name]:
+            yield f"{count} {said}."
+    named = len(bodies.models - {""})
+    if named > 1:
+        yield f"The requests named {named} models; all go to the one that is started."
+    if tally.format == "vllm-log" and (count := tally.left_out[UNLOGGED]):
+        yield (
+            f"{count} requests were refused, and vLLM logs a prompt only once it is accepted: "
+            "what a refused request leaves behind is not in this case."
+        )
+    if tally.format.endswith("-log"):
+        yield "Of a log, prompts stand after the chat template, unless it has whole bodies."

@@ -11,11 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mmrepro.capture.captured import Captured, Contents
 from mmrepro.capture.looks import look
-from mmrepro.capture.prefixes import places
-from mmrepro.capture.texts import rewritten
-from mmrepro.capture.vocabulary import Vocabulary
+from mmrepro.capture.messages import Captured, Contents
+from mmrepro.capture.texts import Vocabulary, places, rewritten
 from mmrepro.case.model import (
     Barrier,
     Case,

@@ -10,14 +10,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Final
 
-from mmrepro.capture.batch import no_constant
 from mmrepro.capture.heard import Heard, Latest, Tally
-from mmrepro.capture.lines import Line
 from mmrepro.capture.messages import Bodies, Unusable
-from mmrepro.capture.printed import arguments
+from mmrepro.capture.parsing import Line, arguments, moment, no_constant, not_default
 from mmrepro.case.model import CHAT, COMPLETIONS, Operation, Recorded
 
 _PRINTED = re.compile(r"\b(?P<event>Receive OpenAI|Receive|Finish): (?P<told>obj=.*)", re.DOTALL)
@@ -38,7 +35,6 @@ _NAMES: Final = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
-_ALWAYS: Final = ("max_tokens", "temperature")
 _DEFAULTS: Final[dict[str, Any]] = {
     **{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     **{"top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": None, "stop": None, "min_tokens": 0},
@@ -149,7 +145,9 @@ class SglangLog:
         if _is_cut(told):
             raise Unusable(CUT_SHORT)
         sampling = told.get("sampling_params")
-        fields = _parameters(sampling if isinstance(sampling, dict) else {})
+        given: dict[str, Any] = sampling if isinstance(sampling, dict) else {}
+        named = {_NAMES.get(name, name): value for name, value in given.items()}
+        fields = not_default(named, _DEFAULTS)
         fields["stream"] = bool(told.get("stream"))
         images = _pictures(told.get("image_data"))
         prompt = told.get("input_ids") if told.get("text") is None else told["text"]
@@ -178,7 +176,9 @@ class SglangLog:
                 return
 
     def _add(self, line: Line, operation: Operation) -> int:
-        return self.found.add(Heard(operation, begin=line.number, at_s=_moment(line.text)))
+        return self.found.add(
+            Heard(operation, begin=line.number, at_s=moment(_TIME.search(line.text)))
+        )
 
 
 CUT_SHORT = "a request that the log has cut (--log-requests-level 3 does not)"
@@ -232,15 +232,6 @@ def _recorded(meta: dict[str, Any]) -> Recorded:
     )
 
 
-def _parameters(sampling: dict[str, Any]) -> dict[str, Any]:
-    told = {_NAMES.get(name, name): value for name, value in sampling.items()}
-    kept = {name: told[name] for name in _ALWAYS if told.get(name) is not None}
-    for name, usual in _DEFAULTS.items():
-        if told.get(name) is not None and told[name] != usual:
-            kept[name] = told[name]
-    return kept
-
-
 def _pictures(data: Any) -> list[str]:
     """Raises Unusable."""
     if data is None:
@@ -292,12 +283,3 @@ def _is_cut(value: Any) -> bool:
     if isinstance(value, list):
         return (len(value) == 2049 and value[1024] == "...") or any(map(_is_cut, value))
     return isinstance(value, dict) and any(map(_is_cut, value.values()))
-
-
-def _moment(text: str) -> float | None:
-    found = _TIME.search(text)
-    try:
-        told = datetime.strptime(found[1] if found else "", "%Y-%m-%d %H:%M:%S")
-        return told.timestamp()
-    except ValueError:
-        return None

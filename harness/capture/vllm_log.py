@@ -11,14 +11,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Final
 
-from mmrepro.capture.batch import no_constant
 from mmrepro.capture.heard import Heard, Latest, Tally
-from mmrepro.capture.lines import Line
 from mmrepro.capture.messages import Bodies, Unusable
-from mmrepro.capture.printed import TEXT, arguments, text_of
+from mmrepro.capture.parsing import TEXT, Line, arguments, moment, no_constant, not_default, text_of
 from mmrepro.case.model import CHAT, COMPLETIONS
 
 _RECEIVED = re.compile(
@@ -43,7 +40,6 @@ _SHOWN = re.compile(
     r"<\|(?:image|img|video|vision|audio)\w*\|>|<(?:image|img|video|audio)>|<IMG_CONTEXT>"
     r"|<start_of_image>|<image_soft_token>|\[IMG\]|<\|placeholder\w*\|>"
 )
-_ALWAYS: Final = ("max_tokens", "temperature")
 _DEFAULTS: Final[dict[str, Any]] = {
     **{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     **{"top_p": 1.0, "top_k": (0, -1), "min_p": 0.0, "seed": None, "stop": [], "logprobs": None},
@@ -138,7 +134,12 @@ class VllmLog:
     def _add(self, line: Line, name: str, path: str, fields: object) -> None:
         operation = self.bodies.operation(path, fields)
         self._place[name] = self.found.add(
-            Heard(operation, begin=line.number, at_s=_moment(line.text), running=self._running)
+            Heard(
+                operation,
+                begin=line.number,
+                at_s=moment(_TIME.search(line.text), "2000-"),
+                running=self._running,
+            )
         )
         self._running += 1
 
@@ -158,26 +159,8 @@ def _parameters(text: str) -> dict[str, Any]:
             break
     else:
         raise ValueError("it ends early")
-    kept = {name: told[name] for name in _ALWAYS if told.get(name) is not None}
-    for name, usual in _DEFAULTS.items():
-        value = told.get(name)
-        at_default = value in usual if isinstance(usual, tuple) else value == usual
-        if value is not None and not at_default:
-            kept[name] = value
+    kept = not_default(told, _DEFAULTS)
     for name in ("structured_outputs", "guided_decoding"):
         if isinstance(told.get(name), dict):
             kept["structured_outputs"] = {k: v for k, v in told[name].items() if v is not None}
     return kept
-
-
-def _moment(text: str) -> float | None:
-    """Of vLLM's time, which has no year."""
-    found = _TIME.search(text)
-    try:
-        return (
-            datetime.strptime(f"2000-{found['time']}", "%Y-%m-%d %H:%M:%S").timestamp()
-            if found
-            else None
-        )
-    except ValueError:
-        return None

@@ -8,8 +8,8 @@ import signal
 import sys
 from types import FrameType
 
-from mmrepro.cli.streams import Streams
 from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
+from mmrepro.machine.streams import Streams
 
 DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 
@@ -23,13 +23,13 @@ def main() -> None:
 
 
 def _run(streams: Streams) -> int:
-    """The exit code of the command that ``sys.argv`` holds; what is wrong is told on stderr."""
+    """The exit code of the command that ``sys.argv`` holds; what is wrong is printed on stderr."""
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)
         from mmrepro.cli.app import app
 
-        code = app(standalone_mode=False)
+        code = app(prog_name="mmrepro", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         _say("Interrupted.")
@@ -37,7 +37,7 @@ def _run(streams: Streams) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except MmreproError as error:
-        _tell(error)
+        _report(error)
         return error.exit_code
     except Exception as error:
         if streams.lost:
@@ -46,15 +46,15 @@ def _run(streams: Streams) -> int:
 
 
 def _refused(error: OSError) -> int:
-    """What the system does not let us do, and nothing closer to it has told: no bug, so far."""
+    """What the system refuses, where nothing closer to it has a sentence for it: no bug, so far."""
     _debug(error)
     where = f"{error.filename}: " if error.filename is not None else ""
-    _tell(InfrastructureError(f"{where}{error.strerror or error}.", hint=DEBUG_HINT))
+    _report(InfrastructureError(f"{where}{error.strerror or error}.", hint=DEBUG_HINT))
     return ExitCode.INFRASTRUCTURE
 
 
 def _foreign(error: Exception) -> int:
-    """Typer's own errors are printed by it; anything else is a bug of ours, said in a line."""
+    """Typer prints its own errors; anything else is a bug of ours, in one line."""
     show = getattr(error, "show", None)  # every exception of click has it, vendored or not
     if callable(show):
         with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def _debug(error: Exception) -> None:
         raise error
 
 
-def _tell(error: MmreproError) -> None:
+def _report(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on stderr."""
     from mmrepro.text.sanitize import one_line
 

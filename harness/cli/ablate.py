@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from mmrepro.ablate.options import AblateCommand
@@ -12,67 +12,47 @@ from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
     from mmrepro.ablate.plan import AblationPlan
-    from mmrepro.incident.searches import Ablation
-    from mmrepro.scenario import Scenario
     from rich.console import Console
 
 
 @command(AblateCommand)
-def ablate(options: AblateCommand) -> None:
-    """Toggle a failing scenario's factors, alone and together, and find the setting that causes it.
+def ablate(asked: AblateCommand) -> None:
+    """Toggle a failing scenario's factors, alone and together, and name the setting that is the
+    cause.
 
     Finished runs are kept and used again by the next call; --fresh runs everything anew.
     Exit codes: 0 a workaround was found; 1 there is none; 3 inconclusive; 4 infrastructure.
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
-    from mmrepro.cli.console import table_console
-    from mmrepro.reports.documents import document_json
-    from mmrepro.scenario.registry import load_scenario
-
-    loaded = load_scenario(options.scenario).with_variant(options.variant)
-    console = table_console(stderr=options.json or options.events == "-")
-    if options.dry_run:
-        _dry_run(loaded, options, console, json=options.json)
-        return
-    ablation = _run(loaded, options, console)
-    if options.json:
-        typer.echo(document_json(ablation), nl=False)
-    raise typer.Exit(_exit_code(ablation))
-
-
-def _run(scenario: Scenario, options: AblateCommand, console: Console) -> Ablation:
+    from mmrepro.ablate.plan import plan
     from mmrepro.ablate.session import Ablating
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, placed
+    from mmrepro.cli.campaign import conduct, finish
+    from mmrepro.cli.console import console_for, emit
+    from mmrepro.cluster.where import placed
     from mmrepro.reports.ablation import KIND
     from mmrepro.reports.documents import keep
-    from mmrepro.reports.terminal import print_page
+    from mmrepro.scenario.registry import load_scenario
 
-    running = Ablating(scenario, options, write=partial(keep, KIND))
-    trials = TrialOptions(timeout_s=options.run.timeout_s, start_mode=options.run.start_mode)
-    with placed(options.jobs, options.ray) as where:
-        ablation = conduct(
+    loaded = load_scenario(asked.scenario).with_variant(asked.variant)
+    console = console_for(asked)
+    if asked.dry_run:
+        expected = plan(loaded, asked)
+        emit(expected) if asked.json else print_plan(expected, console)
+        return
+    running = Ablating(loaded, asked, write=partial(keep, KIND))
+    trials = TrialOptions(timeout_s=asked.run.timeout_s, start_mode=asked.run.start_mode)
+    with placed(asked.jobs, asked.ray) as where:
+        made = conduct(
             running,
             lambda say: where.places(say, trials, device=running.device),
             console,
-            budget_s=options.budget_s,
-            events=options.events,
+            asked,
+            budget_s=asked.budget_s,
         )
-    if not options.json:
-        place = str(running.folder / KIND.files[1])
-        print_page(KIND.compose(ablation), console, place, full=options.full)
-    return ablation
-
-
-def _dry_run(scenario: Scenario, options: AblateCommand, console: Console, *, json: bool) -> None:
-    from mmrepro.ablate.plan import plan
-
-    expected = plan(scenario, options)
-    if json:
-        typer.echo(expected.model_dump_json(indent=1))
-    else:
-        print_plan(expected, console)
+    finish(asked, KIND, made, running.folder)
+    raise typer.Exit(_exit_code(made))
 
 
 def print_plan(expected: AblationPlan, console: Console) -> None:
@@ -117,12 +97,8 @@ def print_plan(expected: AblationPlan, console: Console) -> None:
     print_blocks(blocks, console)
 
 
-def _exit_code(ablation: Ablation) -> ExitCode:
+def _exit_code(made: Any) -> ExitCode:
     from mmrepro.incident.searches import Conclusion
 
-    return {
-        Conclusion.CURE: ExitCode.AS_EXPECTED,
-        Conclusion.NO_CURE: ExitCode.NOT_AS_EXPECTED,
-        Conclusion.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-        None: ExitCode.INCONCLUSIVE,
-    }[ablation.conclusion]
+    codes = {Conclusion.CURE: ExitCode.AS_EXPECTED, Conclusion.NO_CURE: ExitCode.NOT_AS_EXPECTED}
+    return codes.get(made.conclusion, ExitCode.INCONCLUSIVE)

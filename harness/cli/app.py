@@ -1,55 +1,107 @@
-"""The root command, and where its subcommands live: each is imported when it is asked for."""
+"""The root command. Each of its subcommands is imported when it is asked for: ``--help``, and a
+shell that completes a name, need none of them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 from mmrepro import __version__
-from mmrepro.cli.lazy import lazy_group
+from mmrepro.cli.options import DeclaredCommand
+from mmrepro.errors import did_you_mean
+from typer._click.shell_completion import CompletionItem
+from typer.core import TyperGroup
 
+HELP_COLUMNS = 120
+"""Help is as wide as the terminal, up to that: longer lines are hard to read."""
 COMMANDS = {
     "run": ("run:run", "Drive a real engine into a known failure."),
-    "diagnose": ("diagnose:diagnose", "Say what is wrong with a live server."),
+    "diagnose": ("live:diagnose", "Find out what is wrong with a live server."),
     "replay": ("replay:replay", "Shrink recorded traffic to what fails."),
-    "fuzz": ("fuzz:fuzz", "Look for failures that nobody has reported."),
+    "fuzz": ("replay:fuzz", "Look for failures that nobody has reported."),
     "ablate": ("ablate:ablate", "Find out which setting is the cause."),
-    "bisect": ("bisect:bisect", "Find the release that brought or fixed it."),
+    "bisect": ("bisect:bisect", "Find the release that brought or fixed a failure."),
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),
     "accept": ("accept:accept", "Try all that only this machine can show."),
-    "resume": ("resume:resume", "Go on with the campaign in a folder."),
+    "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
-    "claims": ("claims:claims", "What recorded runs say of each report's claims."),
-    "show": ("scenarios:show", "Show one: symptom, cause, mitigations."),
+    "claims": ("scenarios:claims", "List each report's claims, and what runs show of them."),
+    "show": ("scenarios:show", "Show one failure mode: symptom, cause, mitigations."),
     "collide": ("collide:collide", "Find two pictures that an engine takes for one."),
     "incidents": ("incidents:incidents", "List what ran here, newest first."),
-    "report": ("report:report_command", "Make a report again from an incident."),
-    "judge": ("judge:judge", "Judge recorded evidence again."),
+    "open": ("incidents:open_", "Open the page of an incident or a campaign."),
+    "report": ("report:report", "Make a report again."),
+    "judge": ("report:judge", "Judge recorded evidence again."),
     "new": ("new:new", "Write a scenario for you to fill in."),
-    "watch": ("watch:watch", "A deep health check of a live server."),
-    "logs": ("logs:logs", "What a server's logs tell, as one timeline."),
-    "bundle": ("bundle:bundle", "Pack an incident for an upstream issue."),
+    "watch": ("live:watch", "Check a live server's health at an interval."),
+    "logs": ("logs:logs", "Read a server's logs as one timeline."),
+    "bundle": ("report:bundle", "Pack an incident for an upstream issue."),
     "schema": ("report:schema", "Print the JSON Schema of incident.json."),
-    "check": ("check:check", "Tell what this machine can do."),
-    "probe": ("probe:probe", "Collect one kind of evidence."),
+    "check": ("check:check", "Show what this machine can do."),
+    "probe": ("check:probe", "Collect one kind of evidence."),
     "kv-budget": ("kv_budget:kv_budget", "Compute an engine's KV cache from its setting."),
     "env": ("env:app", "The cached environments of engines."),
     "warm": ("warm:app", "Keep engines imported between commands."),
 }
+"""By name: where a command is (``module:name`` below ``mmrepro.cli``), and what it does."""
+
+
+class Root(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.add_command(_command(cmd_name, *COMMANDS[cmd_name]))
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not (args[0][:1] == "-" or ctx.resilient_parsing):
+            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], [*COMMANDS])}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        begun = [(n, about) for n, (_, about) in COMMANDS.items() if n.startswith(incomplete)]
+        options = super(TyperGroup, self).shell_complete(ctx, incomplete)
+        return [*(CompletionItem(name, help=about) for name, about in begun), *options]
+
+
+def _command(name: str, where: str, about: str) -> Any:
+    module, _, attribute = where.partition(":")
+    found: typer.Typer | Callable[..., Any] = getattr(
+        import_module(f"mmrepro.cli.{module}"), attribute
+    )
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    if isinstance(found, typer.Typer):
+        found.rich_markup_mode = None
+        command = typer.main.get_group(found)
+        command.name, command.short_help = name, about
+        return command
+    app.command(name, cls=DeclaredCommand, short_help=about)(found)
+    return typer.main.get_command(app)
+
 
 app = typer.Typer(
     name="mmrepro",
-    cls=lazy_group(COMMANDS),
+    cls=Root,
     no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": HELP_COLUMNS,
+    },
     # Plain help: it needs no rich, and `mmrepro --help` takes a third of the time.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Reproduce and diagnose failures of multimodal LLM inference engines.\n\n"
     "Start here:  mmrepro run ghost-key-eviction",
     epilog="Exit codes: 0 as expected · 1 not as expected · 2 usage · 3 inconclusive · "
-    "4 infrastructure · 130 interrupted · 141 the reader of its output left",
+    "4 infrastructure · 130 interrupted · 141 broken pipe",
 )
 
 
@@ -62,7 +114,10 @@ def _version(value: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,4 @@
-"""``mmrepro bisect``: the release or commit that a failure came in with, or went with."""
+"""``mmrepro bisect``: the release or commit that introduced or fixed a failure."""
 
 from __future__ import annotations
 
@@ -12,83 +12,56 @@ from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
     from mmrepro.bisect.plan import BisectionPlan
-    from mmrepro.bisect.points import Field
-    from mmrepro.campaign.provisions import Say
-    from mmrepro.campaign.work import Places
-    from mmrepro.cli.campaign import Where
     from mmrepro.incident.searches import Bisection
-    from mmrepro.scenario import Scenario
     from rich.console import Console
 
 
 @command(BisectCommand)
-def bisect(options: BisectCommand) -> None:
-    """Find the release (or commit) that a failure came in with, or the one that it went with.
+def bisect(asked: BisectCommand) -> None:
+    """Find the release (or commit) that introduced a failure, or the one that fixed it.
 
     Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the last
     release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
 
     Example:  mmrepro bisect ghost-key-eviction --find both
     """
+    from mmrepro.bisect.plan import plan
     from mmrepro.bisect.points import field_of
-    from mmrepro.cli.campaign import placed
-    from mmrepro.cli.commits import use_index
-    from mmrepro.cli.console import table_console
-    from mmrepro.reports.documents import document_json
-    from mmrepro.scenario.registry import load_scenario
-
-    loaded = load_scenario(options.scenario).with_variant(options.variant)
-    if options.by == "commit":
-        use_index(options.index)
-    console = table_console(stderr=options.json or options.events == "-")
-    field = field_of(loaded, options)
-    if options.dry_run:
-        _dry_run(loaded, options, field, console, json=options.json)
-        return
-    with placed(options.jobs, options.ray) as where:
-        bisection = _run(loaded, options, field, where, console)
-    if options.json:
-        typer.echo(document_json(bisection), nl=False)
-    raise typer.Exit(exit_code(bisection))
-
-
-def _run(
-    scenario: Scenario, options: BisectCommand, field: Field, where: Where, console: Console
-) -> Bisection:
     from mmrepro.bisect.session import Bisecting
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct
+    from mmrepro.cli.campaign import conduct, finish
+    from mmrepro.cli.commits import use_index
+    from mmrepro.cli.console import console_for, emit
+    from mmrepro.cluster.where import placed
     from mmrepro.reports.bisection import KIND
     from mmrepro.reports.documents import keep
-    from mmrepro.reports.terminal import print_page
+    from mmrepro.scenario.registry import load_scenario
 
-    running = Bisecting(scenario, options, field, write=partial(keep, KIND))
-    trials = TrialOptions(
-        timeout_s=options.run.timeout_s,
-        start_mode=options.run.start_mode,
-        commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
-    )
-
-    def places(say: Say) -> Places:
-        return where.places(say, trials, device=field.device)
-
-    bisection = conduct(running, places, console, budget_s=options.budget_s, events=options.events)
-    if not options.json:
-        place = str(running.folder / KIND.files[1])
-        print_page(KIND.compose(bisection), console, place, full=options.full)
-    return bisection
-
-
-def _dry_run(
-    scenario: Scenario, options: BisectCommand, field: Field, console: Console, *, json: bool
-) -> None:
-    from mmrepro.bisect.plan import plan
-
-    expected = plan(scenario, options, field)
-    if json:
-        typer.echo(expected.model_dump_json(indent=1))
-    else:
-        print_plan(expected, console)
+    loaded = load_scenario(asked.scenario).with_variant(asked.variant)
+    if asked.by == "commit":
+        use_index(asked.index)
+    console = console_for(asked)
+    field = field_of(loaded, asked)
+    if asked.dry_run:
+        expected = plan(loaded, asked, field)
+        emit(expected) if asked.json else print_plan(expected, console)
+        return
+    with placed(asked.jobs, asked.ray) as where:
+        running = Bisecting(loaded, asked, field, write=partial(keep, KIND))
+        trials = TrialOptions(
+            timeout_s=asked.run.timeout_s,
+            start_mode=asked.run.start_mode,
+            commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
+        )
+        made = conduct(
+            running,
+            lambda say: where.places(say, trials, device=field.device),
+            console,
+            asked,
+            budget_s=asked.budget_s,
+        )
+    finish(asked, KIND, made, running.folder)
+    raise typer.Exit(exit_code(made))
 
 
 def print_plan(expected: BisectionPlan, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Tells of an environment that is being built: one line that changes on a terminal, few off it."""
+"""Shows an environment that is being built: one line that changes on a terminal, few off it."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ class Sparse:
     ) -> None:
         self._write = write
         self._clock = clock
-        self._told: float | None = None
+        self._next = float("-inf")
 
     def __call__(self, phase: str) -> None:
         if phase.startswith(DOWNLOADING):
-            now = self._clock()
-            if self._told is not None and now - self._told < EVERY_S:
+            if (now := self._clock()) < self._next:
                 return
-            self._told = now
+            self._next = now + EVERY_S
         self._write(phase)
 
 
 @contextmanager
 def building(console: Console, title: str) -> Iterator[Callable[[str], None]]:
-    """What to give ``ensure`` as progress while this lasts."""
+    """Yield what ``ensure`` takes as progress."""
     if not console.is_terminal:
         yield Sparse(lambda phase: print(phase, file=console.file, flush=True))
         return
     with console.status(title) as status:
 
-        def tell(phase: str) -> None:
+        def show(phase: str) -> None:
             if isinstance(phase, Notice):
                 console.print(phase, highlight=False, markup=False)
             status.update(f"{title}: {phase}")
 
-        yield tell
+        yield show

@@ -8,15 +8,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import typer
 from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import Campaign, Policy
-from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.events import (
     Began,
     CampaignEvent,
@@ -27,20 +25,15 @@ from mmrepro.campaign.events import (
     RunBegan,
     RunEnded,
 )
-from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.provisions import Provisions, Say
-from mmrepro.campaign.trial import TrialOptions, Trials
+from mmrepro.campaign.provisions import Say
 from mmrepro.campaign.work import Places
 from mmrepro.cli.building import Sparse
+from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.progress import LiveView
-from mmrepro.errors import UnwritableOutput, UsageError
-from mmrepro.evidence import Event
-from mmrepro.evidence.model import BUILD, BUILD_NOTICE
-from mmrepro.evidence.recorder import Listener
+from mmrepro.errors import UnwritableOutput
 from mmrepro.machine.files import open_plain
-from mmrepro.machine.gpu import free_devices, read_gpus
-from mmrepro.play.players import Players
 from mmrepro.records import Moment
+from mmrepro.reports.documents import Kind
 from mmrepro.reports.terminal import TONES
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
@@ -55,25 +48,26 @@ def conduct(
     policy: Policy[DocumentT],
     places: Callable[[Say], Places],
     console: Console,
+    asked: Any,
     *,
     budget_s: float | None = None,
-    events: str = "",
 ) -> DocumentT:
     """Run the campaign to its end, with its progress on ``console``.
 
     Args:
         places: makes them; is given what prints a line on what happens beside the runs.
-        events: a file for JSON lines, "-" for standard output; "": none.
+        asked: has ``events``, a file for JSON lines ("-": standard output, "": none), and
+            ``verbose``.
 
     Raises:
         KeyboardInterrupt, MmreproError: as :meth:`Campaign.execute`; what goes on with it is
             printed before.
     """
-    display = CampaignProgress(console, policy.standing)
-    with json_lines(events) as lines:
+    display = CampaignProgress(console, policy.standing, verbose=asked.verbose)
+    with json_lines(asked.events) as lines:
         campaign = Campaign(
             policy,
-            places(lambda text: display(note(text))),
+            places(Sparse(lambda text: display(note(text)))),
             [display, *lines],
             budget_s=budget_s,
         )
@@ -89,84 +83,20 @@ def conduct(
             raise
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where a command's runs are made.
+def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> None:
+    """Print the end of a campaign: with --json its document, else its end screen.
 
-    Attributes:
-        jobs: at a time on this machine.
-        cluster: Ray, connected to one; None: this machine.
+    Beside a document, the page's place and the verdict go to stderr.
     """
+    from mmrepro.reports.terminal import print_page
 
-    jobs: int = 1
-    cluster: Any = None
-
-    def places(
-        self,
-        say: Say,
-        options: TrialOptions,
-        *,
-        device: str = "cpu",
-        disk: int | None = None,
-        kept: Path | None = None,
-        needs: Mapping[str, Any] | None = None,
-    ) -> Places:
-        """The places, for orders of any kind.
-
-        Args:
-            device: of the runs. Each of those on "cuda" takes a GPU for itself.
-            disk: bytes that the campaign may add to the disk of each machine; None: no bound.
-            kept: the file that remembers what it added to this one's.
-            needs: what Ray is asked for, for each order: ``cpus``, ``gpus``, ``memory``.
-        """
-        if self.cluster is not None:
-            from mmrepro.cluster.machines import Machines, Needs
-            from mmrepro.cluster.remote import Engines
-
-            return Machines(self.cluster, Engines(options, disk), Needs(**(needs or {})), say)
-        bound = Bound(disk, kept) if disk is not None and kept is not None else None
-        jobs = self.jobs
-        if jobs > 1 and device == "cuda" and (free := free_devices(read_gpus())) is not None:
-            jobs = min(jobs, max(1, free))
-            if jobs < self.jobs:
-                say(
-                    f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each run takes one."
-                )
-        provisions, players = Provisions(options, bound, say), Players(_builds(say))
-        return LocalPlaces(Trials(options), provisions, jobs, options.machine, players=players)
-
-
-def _builds(say: Say) -> Listener:
-    """Reports the environments that are built."""
-    sparse = Sparse(say)
-
-    def built(event: Event) -> None:
-        if event.source in (BUILD, BUILD_NOTICE):
-            sparse(event.text)
-
-    return built
-
-
-@contextlib.contextmanager
-def placed(jobs: int | None, ray: str) -> Iterator[Where]:
-    """Where the runs of a command are made that was typed with ``--jobs`` and ``--ray``.
-
-    Raises:
-        UsageError: both were given, Ray is not installed, or the address is none.
-        InfrastructureError: no cluster answers there.
-    """
-    if not ray:
-        yield Where(jobs or 1)
-        return
-    from mmrepro.cluster.machines import connected
-
-    if jobs:
-        raise UsageError(
-            "--jobs is for one machine: those of a cluster work on one environment each.",
-            hint="leave out --jobs, or --ray",
-        )
-    with connected(ray) as cluster:
-        yield Where(cluster=cluster)
+    if asked.json:
+        emit(kind.stored(made))
+    aside = asked.json or asked.events == "-"
+    place = str(folder / kind.files[1])
+    quiet = asked.quiet or asked.json
+    console = table_console(stderr=aside)
+    print_page(kind.compose(made), console, place, full=asked.full, quiet=quiet)
 
 
 def note(text: str) -> Note:
@@ -211,9 +141,11 @@ def json_lines(target: str) -> Iterator[Sequence[Handler]]:
 class CampaignProgress(LiveView):
     """A line for each run that ended; on a terminal those in progress below the last ones."""
 
-    def __init__(self, console: Console, standing: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self, console: Console, standing: Callable[[], str] = lambda: "", *, verbose: bool = False
+    ) -> None:
         super().__init__(console, per_second=4, transient=True)
-        self._standing = standing
+        self._standing, self._verbose = standing, verbose
         self._lines: list[Text] = []
         self._current: dict[tuple[str, int, str], float] = {}
         self._counts: Counter[str] = Counter()
@@ -236,7 +168,7 @@ class CampaignProgress(LiveView):
                 self._line(_ended(event))
             case Found():
                 self._line(Text(one_line(event.text, 400), style=TONES[event.tone]))
-            case Note() if event.passing and self.console.is_terminal:
+            case Note() if event.passing and self.console.is_terminal and not self._verbose:
                 with self._lock:
                     self._latest = one_line(event.text, 200)
             case Note():

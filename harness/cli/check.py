@@ -1,18 +1,22 @@
-"""``mmrepro check``: what this machine can do, and what each missing part costs."""
+"""``mmrepro check`` and ``mmrepro probe``: what this machine can do, and one kind of evidence."""
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
-from mmrepro.base.options import Command, option
+from mmrepro.base.options import LIMITS, OUTPUT, Command, option
+from mmrepro.cli.console import emit, table
 from mmrepro.cli.options import command
+from mmrepro.errors import ExitCode, UsageError
+from mmrepro.probes import PROBES
 
-# Heavy modules are imported inside: see env.py.
 if TYPE_CHECKING:
-    from mmrepro.check import HostReport, Part
+    from mmrepro.check import HostReport
 
 
 @dataclass(frozen=True)
@@ -26,42 +30,34 @@ class CheckCommand(Command):
 
 @command(CheckCommand)
 def check(asked: CheckCommand) -> None:
-    """Tell what of this machine a run can use, and what each missing part costs.
+    """Show what of this machine a run can use, and what each missing part costs.
 
-    Exit status 0: the main job can run here; 4: it cannot, or a part that is needed is missing.
+    Exit codes: 0 the main job can run here; 4 it cannot, or a part that is needed is missing.
 
-    Example: mmrepro check --need gpu
+    Example:  mmrepro check --need gpu
     """
     from mmrepro.check import examine
-    from mmrepro.errors import ExitCode
 
     report = examine(asked.need)
-    if asked.json:
-        print(report.model_dump_json(indent=1))
-    else:
-        _print(report)
+    emit(report) if asked.json else _print(report)
     if not report.ok:
-        raise typer.Exit(int(ExitCode.INFRASTRUCTURE))
+        raise typer.Exit(ExitCode.INFRASTRUCTURE)
 
 
 def _print(report: HostReport) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    table.add_column("part", no_wrap=True)
-    table.add_column("found", overflow="fold")
+    console, rows = Console(), []
     for part in report.parts:
+        mark = "[green]✓[/]" if part.ok else "[red]✗[/]" if part.required else "[yellow]–[/]"
         words = Text(part.found)
         if not part.ok:
             words.append(f"\n{part.costs}", style="yellow")
             if part.hint:
                 words.append(f"\n→ {part.hint}", style="dim")
-        table.add_row(_mark(part), part.name, words)
-    console.print(table)
+        rows.append((mark, part.name, words))
+    console.print(table(("", "part", "found"), rows))
     if report.ok:
         console.print("The main job can run here: mmrepro run ghost-key-eviction")
     else:
@@ -69,7 +65,40 @@ def _print(report: HostReport) -> None:
         console.print(f"Missing, and needed: {lacking}.")
 
 
-def _mark(part: Part) -> str:
-    if part.ok:
-        return "[green]✓[/]"
-    return "[red]✗[/]" if part.required else "[yellow]–[/]"
+@dataclass(frozen=True)
+class ProbeCommand(Command):
+    COMMAND: ClassVar[str] = "probe"
+    kind: str = option(
+        "", "Kind of evidence.", "KIND", argument=True, required=True, choices=tuple(PROBES)
+    )
+    url: str = option("", "Server, e.g. http://127.0.0.1:8000.", "URL")
+    pid: int = option(0, "Process.", "PID")
+    log: Path | None = option(None, "Log file.", "FILE")
+    model: str = option("tiny", "Served model, for inference.", "NAME")
+    deadline: float = option(15.0, "Time limit.", "SECONDS", LIMITS, least=0.1, most=3600)
+    raw: Path | None = option(None, "Folder for raw output.", "DIR", OUTPUT)
+
+
+@command(ProbeCommand)
+def probe(asked: ProbeCommand) -> None:
+    """Collect one kind of evidence and print it as JSON.
+
+    Example:  mmrepro probe stacks --pid 4576
+    """
+    from mmrepro.probes import probe_class
+    from mmrepro.probes.base import Subject, run_probe
+
+    kind, deadline = asked.kind, asked.deadline
+    subject = Subject(
+        url=asked.url, pid=asked.pid, log=asked.log, model=asked.model, deadline_s=deadline
+    )
+    chosen = probe_class(kind)
+    if chosen.needs and not getattr(subject, chosen.needs):
+        raise UsageError(
+            f"The probe {kind} needs --{chosen.needs}.", hint=f"mmrepro probe {kind} --help"
+        )
+    folder = asked.raw or Path(tempfile.mkdtemp(prefix="mmrepro-probe-"))
+    result = run_probe(chosen.on(subject), folder, deadline)
+    typer.echo(result.model_dump_json(indent=1))
+    if not result.ok:
+        raise typer.Exit(ExitCode.INCONCLUSIVE)

@@ -2,51 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import typer
-from mmrepro.base import common_options as common
-from mmrepro.base.options import LIMITS, Command, option
 from mmrepro.base.units import duration
 from mmrepro.cli.options import command
+from mmrepro.collide.options import PAD_BITS, CollideCommand
 from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
-    from mmrepro.collide.pair import Pair, PairImage
+    from mmrepro.collide.pair import PairImage, SearchFacts
     from rich.console import Console
-
-PAD_BITS = 30
-"""Bits of SGLang's pad value up to 0.5.22; a pair that agrees in fewer is only an exercise."""
-
-
-@dataclass(frozen=True)
-class CollideCommand(Command):
-    COMMAND: ClassVar[str] = "collide"
-    engine: str = common.ENGINE_NAME(
-        "sglang", help="Engine; sglang is the one that can be asked.", configurable=False
-    )
-    release: str = common.RELEASE("0.5.6", help="Its release.", shown="", configurable=False)
-    bits: int = option(PAD_BITS, "Low bits of the hash that must agree; the pad value has 30.", "N")
-    seed: int = common.SEED(1, least=None)
-    size: int = option(84, "Pixels a side, a multiple of 28 from 56 on.", "N")
-    second_size: int | None = option(
-        None, "Pixels a side of the second family's.", "N", shown="--size"
-    )
-    first: Path | None = option(None, "Your own image for the first family.", "FILE")
-    second: Path | None = option(None, "And for the second.", "FILE")
-    model: Path | None = common.MODEL(
-        None, help="Folder of the model whose image processor is used."
-    )
-    device: str = common.DEVICE("auto")
-    jobs: int | None = common.JOBS(None, help="Number of processes.", shown="one a core", most=256)
-    max_images: int | None = option(None, "Give up after so many images.", "N", LIMITS, least=2)
-    out: Path | None = common.OUT(None, help="Folder for the pair.", shown="collisions/…")
-    check: Path | None = option(
-        None, "Search nothing: ask the engine about the pair in this folder.", "DIR"
-    )
-    json: bool = common.JSON(False)
 
 
 @command(CollideCommand)
@@ -55,59 +22,52 @@ def collide(asked: CollideCommand) -> None:
 
     Example:  mmrepro collide --engine sglang --release 0.5.6 --bits 30
     """
-    from mmrepro.cli.collide_progress import SearchBar
-    from mmrepro.collide.interpreter import place_for
-    from mmrepro.collide.search import find_pair, pictures_of, require_pictures, verify_pair
-    from mmrepro.errors import UsageError
+    import json
+
+    from mmrepro.cli.console import announce
+    from mmrepro.cli.progress import Progress
+    from mmrepro.collide import search
+    from mmrepro.collide.worker import place_for
+    from mmrepro.engines import spec_for
     from rich.console import Console
 
-    if (asked.first is None) != (asked.second is None):
-        raise UsageError("--first and --second belong together: two families, two pictures.")
-    pictures = (asked.first, asked.second) if asked.first and asked.second else None
-    # What is wrong with the command is said before an environment is built for minutes.
+    # What is wrong with the command is reported before an environment is built for minutes.
     if asked.check is not None:
-        require_pictures(asked.check)
+        search.require_pictures(asked.check)
     else:
-        pictures_of(
-            bits=asked.bits,
-            seed=asked.seed,
-            size=asked.size,
-            second_size=asked.second_size,
-            pictures=pictures,
-        )
-    folder = asked.out or _unused(
-        Path("collisions") / f"{asked.engine}-{asked.release}-{asked.bits}-seed{asked.seed}"
-    )
-    with SearchBar(Console(stderr=True)) as bar:
+        search.pictures_of(asked)
+    name = f"{asked.engine}-{asked.release}-{asked.bits}-seed{asked.seed}"
+    folder = asked.out or _unused(Path("collisions", name))
+    announce(spec_for(asked.engine, asked.release, asked.device), yes=asked.yes)
+    title = f"mmrepro collide: {asked.engine} {asked.release}"
+    with Progress(Console(stderr=True), title) as view:
         place = place_for(
-            asked.engine, asked.release, device=asked.device, model=asked.model, progress=bar.stage
-        )
+            asked.engine, asked.release,
+            device=asked.device, model=asked.model,
+            progress=lambda text: view.show("the environment", text),
+        )  # fmt: skip
         if asked.check is not None:
-            facts, images = verify_pair(place, asked.check, bar)
+            engine, images = search.verify_pair(place, asked.check, view.show)
         else:
-            pair = find_pair(
-                place,
-                folder,
-                bits=asked.bits,
-                seed=asked.seed,
-                size=asked.size,
-                second_size=asked.second_size,
-                pictures=pictures,
-                jobs=asked.jobs,
-                max_images=asked.max_images,
-                progress=bar,
-            )
+            pair = search.find_pair(place, folder, asked, view.show)
     console = Console(stderr=asked.json)
     if asked.check is not None:
-        if asked.json:
-            typer.echo(_checked_json(facts.model_dump(), images))
-        _tell_images(images, console)
         same = images["A"].pad_value == images["B"].pad_value
-        console.print(f"{asked.engine} {asked.release}: " + _verdict(same), highlight=False)
+        if asked.json:
+            shown = {name: image.model_dump(mode="json") for name, image in images.items()}
+            facts = {"engine": engine.model_dump(), "images": shown, "collides": same}
+            typer.echo(json.dumps(facts, indent=1))
+        _print_images(images, console)
+        console.print(f"{asked.engine} {asked.release}: {_verdict(same)}", highlight=False)
         raise typer.Exit(ExitCode.AS_EXPECTED if same else ExitCode.NOT_AS_EXPECTED)
     if asked.json:
-        typer.echo(_pair_json(pair, folder))
-    _tell_pair(pair, folder, console)
+        facts = pair.model_dump(mode="json") | {"folder": str(folder)}
+        facts |= {n: getattr(pair, n) for n in ("equal_bits", "collides", "control_differs")}
+        typer.echo(json.dumps(facts, indent=1))
+    _print_images(pair.images, console)
+    console.print(_verdict(pair.collides, pair.equal_bits), highlight=False)
+    console.print(_effort(pair.search), highlight=False)
+    console.print(f"{folder}/", highlight=False, soft_wrap=True)
     # Fewer bits than the pad value has: an exercise, and it succeeded.
     good = pair.collides or asked.bits < PAD_BITS
     raise typer.Exit(ExitCode.AS_EXPECTED if good else ExitCode.NOT_AS_EXPECTED)
@@ -120,44 +80,19 @@ def _unused(path: Path) -> Path:
     return candidate
 
 
-def _pair_json(pair: Pair, folder: Path) -> str:
-    import json
-
-    facts = pair.model_dump(mode="json") | {
-        "folder": str(folder),
-        "equal_bits": pair.equal_bits,
-        "collides": pair.collides,
-        "control_differs": pair.control_differs,
-    }
-    return json.dumps(facts, indent=1)
-
-
-def _checked_json(facts: dict[str, object], images: dict[str, PairImage]) -> str:
-    import json
-
-    described = {name: image.model_dump(mode="json") for name, image in images.items()}
-    same = images["A"].pad_value == images["B"].pad_value
-    return json.dumps({"engine": facts, "images": described, "collides": same}, indent=1)
-
-
-def _tell_pair(pair: Pair, folder: Path, console: Console) -> None:
-    search = pair.search
+def _effort(search: SearchFacts) -> str:
     rate = search.images / search.search_s if search.search_s else 0.0
-    _tell_images(pair.images, console)
-    console.print(_verdict(pair.collides, pair.equal_bits), highlight=False)
-    console.print(
+    return (
         f"{search.images:,} images in {duration(search.search_s)} ({rate:,.0f} a second, "
         f"{search.jobs} processes); so many hold a pair with probability {search.probability:.0%}. "
-        f"Importing the engine took {duration(search.start_s)}.",
-        highlight=False,
+        f"Importing the engine took {duration(search.start_s)}."
     )
-    console.print(f"{folder}/", highlight=False, soft_wrap=True)
 
 
-def _verdict(collides: bool, equal_bits: int | None = None) -> str:
+def _verdict(collides: bool, equal_bits: int = PAD_BITS) -> str:
     if collides:
         return "A and B have one pad value: the prefix cache cannot tell them apart."
-    if equal_bits is None or equal_bits >= PAD_BITS:
+    if equal_bits >= PAD_BITS:
         return "A and B have different pad values: this release tells them apart."
     return (
         f"A's and B's hashes agree in {equal_bits} low bits; their pad values differ, as they "
@@ -165,7 +100,7 @@ def _verdict(collides: bool, equal_bits: int | None = None) -> str:
     )
 
 
-def _tell_images(images: dict[str, PairImage], console: Console) -> None:
+def _print_images(images: dict[str, PairImage], console: Console) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

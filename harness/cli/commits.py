@@ -12,7 +12,7 @@ def use_index(address: str, commit: str = "any", date: str = "") -> None:
     Raises:
         UsageError: it is none; or there is no ``commit`` to look for.
     """
-    from mmrepro.environments.commits import INDEX_VARIABLE, check_index
+    from mmrepro.environments.index import INDEX_VARIABLE, check_index
     from mmrepro.errors import UsageError
 
     if not commit:

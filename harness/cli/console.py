@@ -1,13 +1,95 @@
-"""The console of the commands that print tables."""
+"""What commands print: tables, JSON documents, the two lines of ``--quiet``; and what is asked."""
 
 from __future__ import annotations
 
-from rich.console import Console
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from mmrepro.base.units import size
+
+if TYPE_CHECKING:
+    from mmrepro.environments.spec import EnvironmentSpec
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
 WIDTH = 180
+ASK_BYTES = 1 << 30
+"""A larger download is asked about, on a terminal."""
 
 
-def table_console(*, stderr: bool = False) -> Console:
+def table_console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """As wide as the terminal; a file or a pipe is not cut to 80 columns."""
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=WIDTH)
+    from rich.console import Console
+
+    console = Console(stderr=stderr, quiet=quiet)
+    return console if console.is_terminal else Console(stderr=stderr, quiet=quiet, width=WIDTH)
+
+
+def console_for(asked: Any) -> Console:
+    """The console of a command with ``json`` and ``quiet``, perhaps ``events``: stdout, unless a
+    document or events go there."""
+    return table_console(
+        stderr=asked.json or getattr(asked, "events", "") == "-", quiet=asked.quiet
+    )
+
+
+def emit(document: Any) -> None:
+    """Print a record, or what JSON can hold, as one JSON document; a text is one already."""
+    import json
+
+    if hasattr(document, "model_dump_json"):
+        document = document.model_dump_json(indent=1)
+    typer.echo(document if isinstance(document, str) else json.dumps(document, indent=1))
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[RenderableType]] = (), *, right: Sequence[str] = ()
+) -> Table:
+    """A table without lines; the columns named in ``right`` are flush right."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, show_header=any(head))
+    for name in head:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def brief(verdict: str, about: str, page: Path | str) -> None:
+    """What ``--quiet`` prints: the verdict, and the path of its page."""
+    from mmrepro.text.sanitize import one_line
+
+    typer.echo(f"{one_line(verdict, 200)}: {one_line(about, 400)}\n{page}")
+
+
+def at_terminal() -> bool:
+    """Whether somebody reads stderr and can answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def announce(spec: EnvironmentSpec, *, yes: bool) -> None:
+    """Print what the environment of ``spec`` may download, before it is built; ask if it is much.
+
+    Raises:
+        InfrastructureError: the answer is no.
+    """
+    from mmrepro.environments.build import existing, folder_of
+    from mmrepro.errors import InfrastructureError
+
+    if existing(spec) is not None:
+        return
+    name = f"{spec.engine} {spec.release or spec.commit[:12]} ({spec.device})"
+    typer.echo(
+        f"{name} is not here yet. Up to {size(spec.disk_bytes)} are downloaded and unpacked into "
+        f"{folder_of(spec).parent}, less what uv's cache holds.",
+        err=True,
+    )
+    asking = spec.disk_bytes > ASK_BYTES and not yes and at_terminal()
+    if asking and not typer.confirm("Download it?", default=True, err=True):
+        raise InfrastructureError(
+            f"{name} was not downloaded: the answer was no.", hint="--yes downloads without asking"
+        )

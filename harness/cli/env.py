@@ -1,25 +1,27 @@
-"""``mmrepro env``: the cached environments of engines."""
+"""``mmrepro env``: the cached environments of engines, and those for machines without a network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from mmrepro.base import common_options as common, units
 from mmrepro.base.options import Command, option
 from mmrepro.cli.options import DeclaredCommand, command
-from mmrepro.cli.wheelhouse import wheelhouse as wheelhouse_command
 
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs it, so
-# that `mmrepro --help` stays fast.
+# that the help stays fast.
 if TYPE_CHECKING:
-    from mmrepro.environments.store import Pruned, Stored
-    from mmrepro.environments.uv import Progress
-    from rich.console import Console
+    from mmrepro.environments.store import Stored
+    from mmrepro.environments.wheelhouse import Made
+    from mmrepro.environments.wheelhouse.plan import Planned
+
+MAX_LIST_BYTES = 4 << 20
+LARGEST = 12  # packages in the table of a wheelhouse; --json has all
 
 app = typer.Typer(
     name="env",
@@ -41,41 +43,62 @@ def list_(asked: EnvListCommand) -> None:
 
     Example: mmrepro env list
     """
+    from mmrepro.cli.console import table_console
+    from mmrepro.environments.spec import starts_seen
     from mmrepro.environments.store import list_environments
     from mmrepro.machine.files import environments_root
+    from rich.table import Table
 
     stored = list_environments()
     if asked.json:
-        import json as json_module
-
-        print(json_module.dumps([_facts(one) for one in stored], indent=1))
+        documents = [
+            {
+                "name": one.path.name,
+                "path": str(one.path),
+                **one.manifest.model_dump(mode="json"),
+                "last_used": one.last_used,
+                "size_bytes": one.size.apparent,
+                "own_bytes": one.size.own,
+                "starts": starts_seen(one.path / "state").model_dump()["modes"],
+            }
+            for one in stored
+        ]
+        print(json.dumps(documents, indent=1))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
     if not stored:
-        console.print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
+        print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("engine", "device", "python", "as of", "used", "starts"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("size", "own"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("engine", "device", "python", "as of", "used", "starts", "size", "own"):
+        right = heading in ("size", "own")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     for one in stored:
         facts = one.manifest
+        unused = time.time() - one.last_used
         table.add_row(
             f"{facts.engine} {facts.release} {facts.commit[:12]}".rstrip(),
             facts.device,
             facts.python,
             facts.resolved_until[:10],
-            _ago(one.last_used),
+            f"{units.duration(unused)} ago" if unused >= 60 else "now",
             _starts(one),
             units.size(one.size.apparent),
             units.size(one.size.own),
         )
+    console = table_console()
     console.print(table)
     console.print(f"in {environments_root()}; own: not shared with uv's cache", soft_wrap=True)
+
+
+def _starts(one: Stored) -> str:
+    """The fastest start mode that works there, and those that were refused."""
+    from mmrepro.environments.spec import starts_seen
+
+    modes = starts_seen(one.path / "state").modes
+    works = {name.partition(" ")[0] for name, seen in modes.items() if seen.works}
+    fastest = next(([mode] for mode in ("warm", "fork", "cold") if mode in works), [])
+    refused = sorted(f"not {name}" for name, seen in modes.items() if not seen.works)
+    return ", ".join([*fastest, *refused])
 
 
 @dataclass(frozen=True)
@@ -109,11 +132,13 @@ def create(asked: EnvCreateCommand) -> None:
 
     Example: mmrepro env create vllm 0.23.0 --device cpu
     """
+    from mmrepro.cli.building import building
     from mmrepro.cli.commits import use_index
     from mmrepro.engines import spec_for
     from mmrepro.environments.build import ensure
     from mmrepro.errors import UsageError
     from mmrepro.machine.files import is_folder
+    from rich.console import Console
 
     if asked.commit or asked.index:
         use_index(asked.index, asked.commit, asked.commit_date)
@@ -130,7 +155,8 @@ def create(asked: EnvCreateCommand) -> None:
         asked.engine, asked.release, asked.device, commit=asked.commit, date=asked.commit_date
     )
     title = f"{spec.engine} {spec.release} ({spec.device})"
-    with reporting(title) as (console, progress):
+    console = Console(stderr=True)
+    with building(console, title) as progress:
         made = ensure(
             spec,
             progress=progress,
@@ -143,20 +169,6 @@ def create(asked: EnvCreateCommand) -> None:
         f"{title}: {words}, {len(made.packages)} packages as of {made.resolved_until[:10]}"
     )
     print(made.path)
-
-
-@contextmanager
-def reporting(title: str) -> Iterator[tuple[Console, Progress]]:
-    """A console on stderr, and what tells it the phases of ``title``."""
-    from mmrepro.cli.building import building
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with building(console, title) as progress:
-        yield console, progress
-
-
-app.command("wheelhouse", cls=DeclaredCommand)(wheelhouse_command)
 
 
 @dataclass(frozen=True)
@@ -184,25 +196,19 @@ def prune(asked: EnvPruneCommand) -> None:
     Example: mmrepro env prune --older-than 30 --dry-run
     """
     from mmrepro.environments import store
+    from mmrepro.environments.uv import run_uv
     from mmrepro.errors import UsageError
 
-    engine, dry_run = asked.engine, asked.dry_run
-    if asked.everything and engine:
+    if asked.everything and asked.engine:
         raise UsageError("--all and ENGINE exclude each other.", hint="mmrepro env prune --all")
     done = store.prune(
         everything=asked.everything,
-        engine=engine,
+        engine=asked.engine,
         release=asked.release,
         older_than_days=asked.older_than,
-        dry_run=dry_run,
+        dry_run=asked.dry_run,
     )
-    _print_pruned(done, dry_run=dry_run)
-    if asked.uv_cache and not dry_run and done.packages:
-        _clean_uv_cache(sorted(done.packages))
-
-
-def _print_pruned(done: Pruned, *, dry_run: bool) -> None:
-    verb = "would remove" if dry_run else "removed"
+    verb = "would remove" if asked.dry_run else "removed"
     for name in done.removed:
         print(f"{verb} {name}")
     for name, why in done.kept:
@@ -211,45 +217,151 @@ def _print_pruned(done: Pruned, *, dry_run: bool) -> None:
         print(f"{verb} {len(done.removed)}, {units.size(done.freed_bytes)} of their own")
     else:
         print("nothing to remove")
+    if asked.uv_cache and not asked.dry_run and done.packages:
+        run_uv(["cache", "clean", *sorted(done.packages)], doing="cleaning uv's cache")
+        print(f"took {len(done.packages)} packages out of uv's cache")
 
 
-def _clean_uv_cache(packages: list[str]) -> None:
-    from mmrepro.environments.uv import UvFailed, explain, run_uv
-
-    try:
-        run_uv(["cache", "clean", *packages])
-    except UvFailed as failure:
-        raise explain(failure, "cleaning uv's cache") from failure
-    print(f"took {len(packages)} packages out of uv's cache")
+# ------------------------------------------------------------------ for a machine without a network
 
 
-def _facts(one: Stored) -> dict[str, object]:
-    from mmrepro.environments.starts import starts_seen
+@dataclass(frozen=True)
+class WheelhouseCommand(Command):
+    COMMAND: ClassVar[str] = "env wheelhouse"
+    engine: str = common.ENGINE_NAME("", argument=True, required=True)
+    release: str = common.RELEASE(
+        "", help="Its release, e.g. 0.23.0.", shown="", argument=True, required=True
+    )
+    into: Path = common.OUT(
+        Path(),
+        help="Folder for it; a wheelhouse that is there gets the engine added.",
+        required=True,
+    )
+    python: str = option("", "Python of the target, e.g. 3.12.", "VERSION", required=True)
+    device: str = common.DEVICE("cuda", help="Device of the target: cuda or cpu.", choices=())
+    platform: str = option(
+        "",
+        "Platform of the target, as uv names it.",
+        "NAME",
+        shown="this machine's kind with glibc 2.35, which every newer glibc can run",
+    )
+    have: Path | None = option(
+        None,
+        "What the target's Python has, by `python -m pip list --format=freeze` there. Its torch is "
+        "then used as it is, and what it has in the right version is not carried.",
+        "FILE",
+    )
+    leave_out: tuple[str, ...] = option(
+        (), "Package to leave out, and what only it needs. May be repeated.", "PACKAGE"
+    )
+    lean: bool = option(
+        False, "Without what this release does not import (environments/wheelhouse/unneeded.toml)."
+    )
+    max_part: int = option(
+        60 << 20, "Largest size of a part.", "SIZE", shown="60MiB", read=units.parse_size
+    )
+    dry_run: bool = common.DRY_RUN(False, help="Resolve and say the sizes; download nothing.")
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(WheelhouseCommand)
+def wheelhouse(asked: WheelhouseCommand) -> None:
+    """Carry an engine and mmrepro to a machine without a network, in parts of a bounded size.
+
+    There: `python3 DIR/part-01/install.py`, then `mmrepro env create ENGINE RELEASE --wheelhouse
+    DIR`.
+
+    Example: mmrepro env wheelhouse vllm 0.23.0 --python 3.12 --have freeze.txt --into house
+    """
+    from mmrepro.cli.building import building
+    from mmrepro.engines import spec_for
+    from mmrepro.environments.wheelhouse import make, make_target
+    from mmrepro.errors import UsageError
+    from mmrepro.machine.files import read_file
+    from rich.console import Console
+
+    spec = spec_for(asked.engine, asked.release, asked.device)
+    freeze = ""
+    if asked.have:
+        try:
+            freeze = read_file(asked.have, MAX_LIST_BYTES).decode("utf-8", "replace")
+        except OSError as error:
+            raise UsageError(f"{asked.have} cannot be read: {error.strerror}.") from error
+    target = make_target(asked.python, asked.platform, freeze)
+    title = f"{spec.engine} {spec.release} ({spec.device})"
+    with building(Console(stderr=True), title) as progress:
+        made = make(
+            spec,
+            target,
+            asked.into,
+            leave_out=list(asked.leave_out),
+            lean=asked.lean,
+            max_part=asked.max_part,
+            dry_run=asked.dry_run,
+            progress=progress,
+        )
+    if asked.json:
+        print(json.dumps(_facts(made), indent=1))
+    else:
+        _print(made, asked.into)
+
+
+def _facts(made: Made) -> dict[str, Any]:
+    def described(packages: list[Planned]) -> list[dict[str, Any]]:
+        fields = ("name", "version", "origin", "why")
+        return [{f: getattr(one, f) for f in fields} | {"bytes": one.size} for one in packages]
 
     return {
-        "name": one.path.name,
-        "path": str(one.path),
-        **one.manifest.model_dump(mode="json"),
-        "last_used": one.last_used,
-        "size_bytes": one.size.apparent,
-        "own_bytes": one.size.own,
-        "starts": starts_seen(one.path / "state").model_dump()["modes"],
+        "engine": made.plan.spec.engine,
+        "release": made.plan.spec.release,
+        "device": made.plan.spec.device,
+        "resolved_until": made.plan.cutoff,
+        "packages": described(made.plan.packages),
+        "harness": described(made.harness),
+        "new_parts": made.new_parts,
+        "wheelhouse": made.house.model_dump(mode="json") if made.house else None,
     }
 
 
-def _starts(one: Stored) -> str:
-    """The fastest start mode that was seen to work there, and what was refused."""
-    from mmrepro.environments.starts import starts_seen
+def _print(made: Made, into: Path) -> None:
+    from mmrepro.cli.console import table_console
+    from rich.table import Table
 
-    modes = starts_seen(one.path / "state").modes
-    works = {name.partition(" ")[0] for name, seen in modes.items() if seen.works}
-    fastest = next((mode for mode in ("warm", "fork", "cold") if mode in works), "")
-    refused = sorted({name for name, seen in modes.items() if not seen.works})
-    return ", ".join([*([fastest] if fastest else []), *(f"not {name}" for name in refused)])
+    carried = [one for one in made.plan.packages if one.file is not None]
+    carried.sort(key=lambda one: -(one.size or 0))
+    left = [one for one in made.plan.packages if one.file is None]
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"{len(carried)} packages of {made.plan.title}", no_wrap=True)
+    table.add_column("MB", justify="right", no_wrap=True)
 
+    def row(text: str, packages: list[Planned]) -> None:
+        sizes = [one.size for one in packages]
+        unknown = f" and {n} of unknown size" if (n := sizes.count(None)) else ""
+        table.add_row(text, f"{sum(size or 0 for size in sizes) / 1e6:.1f}{unknown}")
 
-def _ago(moment: float) -> str:
-    import time
-
-    seconds = time.time() - moment
-    return f"{units.duration(seconds)} ago" if seconds >= 60 else "now"
+    for one in carried[:LARGEST]:
+        source = " (from source)" if one.origin == "built" else ""
+        row(f"{one.name} {one.version}{source}", [one])
+    if len(carried) > LARGEST:
+        row(f"{len(carried) - LARGEST} smaller ones", carried[LARGEST:])
+    row(f"mmrepro's own {len(made.harness)} requirements", made.harness)
+    row("in all", [*carried, *made.harness])
+    console = table_console()
+    console.print(table)
+    by_why: dict[str, list[str]] = {}
+    for one in left:
+        by_why.setdefault(one.why, []).append(f"{one.name} {one.version}")
+    lines = [f"not carried, {why}: {', '.join(names)}" for why, names in by_why.items()]
+    lines.append(f"as of {made.plan.cutoff[:10]}")
+    if (house := made.house) is not None:
+        total = sum(piece.bytes for file in house.files for piece in file.pieces)
+        parts = "1 part" if len(house.parts) == 1 else f"{len(house.parts)} parts"
+        new = " to ".join(dict.fromkeys([*made.new_parts[:1], *made.new_parts[-1:]])) or "none"
+        lines += [
+            f"{into}: {len(house.files)} wheels, {total / 1e6:.1f} MB in {parts} "
+            f"(new: {new}); joined again and whole",
+            f"there: python3 {into.name}/part-01/install.py",
+        ]
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)

@@ -42,11 +42,11 @@ def logs(asked: LogsCommand) -> None:
 
     from mmrepro.errors import ExitCode, UsageError
     from mmrepro.probes.base import run_probe
-    from mmrepro.probes.log_files import LogFilesProbe
+    from mmrepro.probes.logs import LogsProbe
 
     files = list(asked.files)
     chosen = _engine(asked.engine, files)
-    probe = LogFilesProbe(
+    probe = LogsProbe(
         files,
         scenario_patterns(chosen),
         chosen.progress_pattern if chosen else None,

@@ -2,46 +2,276 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import OUTPUT, Command, option
-from mmrepro.cli.matrix_ledger import chosen_night, quarantine_of
+from mmrepro.cli.console import console_for, emit, table_console
 from mmrepro.cli.options import DeclaredCommand, command
+from mmrepro.errors import ExitCode, UsageError
 from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
+
+if TYPE_CHECKING:
+    from mmrepro.campaign.provisions import Say
+    from mmrepro.campaign.work import Places
+    from mmrepro.cluster.where import Where
+    from mmrepro.history.ledger import History, Ledger, NightRuns
+    from mmrepro.history.quarantine import Quarantine
+    from mmrepro.incident.ledger import Night, Planned
+    from mmrepro.matrix.file import MatrixFile, Settings
+    from mmrepro.matrix.plan import DryRun
+    from rich.console import Console
 
 app = typer.Typer(
     name="matrix",
-    help="Run many scenarios on many releases, keep what came of it, and say what changed.",
+    help="Run many scenarios on many releases, keep the results, and report what changed.",
     no_args_is_help=True,
 )
+
+
+def quarantine_of(path: Path | None) -> Quarantine:
+    from mmrepro.history.quarantine import Quarantine, load
+
+    return load(path) if path is not None else Quarantine()
+
+
+# ---------------------------------------------------------------- mmrepro matrix run
 
 
 @app.command(cls=DeclaredCommand)
 @command(MatrixRunCommand)
 def run(asked: MatrixRunCommand) -> None:
-    """Run a night: every scenario on every release that is asked for, each in its own process.
+    """Make a nightly run: every scenario on every release that is asked for, each in its own
+    process.
 
-    The same command on the same night goes on with it; what has ended is kept.
-    Exit codes: 0 all as expected; 1 a surprise; 3 inconclusive or left; 4 infrastructure.
+    The same command on the same day continues it; what has ended is kept.
+    Exit codes: 0 all as expected; 1 an unexpected result; 3 inconclusive or left; 4
+    infrastructure.
 
     Example:  mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
     """
-    from mmrepro.cli.matrix_run import execute
-
     raise typer.Exit(execute(asked))
 
 
-class Format(StrEnum):
-    TERMINAL = "terminal"
-    MD = "md"
-    HTML = "html"
-    JSON = "json"
-    JUNIT = "junit"
+def execute(asked: MatrixRunCommand) -> ExitCode:
+    """Make the nightly run, or continue it, or print what it would be. Raises MmreproError."""
+    from mmrepro.cluster.where import placed
+    from mmrepro.history.ledger import Ledger, read
+    from mmrepro.incident.ledger import LEDGER_FILE
+    from mmrepro.matrix.asked import night_of, planned_of
+    from mmrepro.matrix.file import MatrixFile, load
+    from mmrepro.matrix.nights import begin, unfinished
+
+    asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
+    settings = asked.settings.over(given.matrix)
+    folder = Path(settings.out or DEFAULT_OUT)
+    console = console_for(asked)
+    if asked.resume and (asked.scenarios or asked.night or asked.shard):
+        raise UsageError(
+            "--resume goes on with the plan that is written down: no --scenario, --night, --shard.",
+            hint=f"mmrepro matrix run --resume --out {shlex.quote(str(folder))}",
+        )
+    if asked.dry_run:
+        return _dry_run(asked, given, settings, folder, console)
+    planned, notes = ([], []) if asked.resume else planned_of(asked, given)
+    if asked.resume and not (folder / LEDGER_FILE).is_file():
+        read(folder)  # raises: there is none
+    night = night_of(asked, settings)
+    jobs = asked.settings.jobs if settings.ray else settings.jobs
+    with placed(jobs, settings.ray or "") as where, Ledger(folder) as ledger:
+        runs = unfinished(ledger) if asked.resume else begin(ledger, night, planned)
+        if runs is not None:
+            for note in notes:
+                _line(console, f"Left out: {note}.")
+            return _run(ledger, runs, asked, given, settings, where, notes, console)
+        newest = ledger.history.newest
+        if newest is None:
+            raise UsageError(
+                f"{folder} has no night to go on with.",
+                hint=f"mmrepro matrix run --scenario ghost-key-eviction --out {folder}",
+            )
+        excused = _excused(settings, newest, console)
+        return _print_ended(Ended(ledger.history, newest, folder, excused), asked, console)
+
+
+def _run(
+    ledger: Ledger,
+    runs: NightRuns,
+    asked: MatrixRunCommand,
+    given: MatrixFile,
+    settings: Settings,
+    where: Where,
+    notes: Sequence[str],
+    console: Console,
+) -> ExitCode:
+    from mmrepro.cli.campaign import conduct
+    from mmrepro.errors import NoPlaceLeft
+    from mmrepro.incident.ledger import NightState
+    from mmrepro.matrix.measured import Measured
+    from mmrepro.matrix.nights import night_options
+    from mmrepro.matrix.session import Nightly, Slicing
+    from mmrepro.reports.nightly import write_night
+
+    again, folder = asked.resumed(ledger.folder), ledger.folder
+    options = night_options(settings, runs.night.machine)
+    excused = _excused(settings, runs, console)
+    slicing = Slicing(sliced=where.cluster is not None, build_s=Measured().build_s)
+    policy = Nightly(ledger, runs, slicing, again)
+
+    def places(say: Say) -> Places:
+        return where.places(
+            say,
+            options,
+            device=max((planned.cell.device for planned in runs.planned.values()), default="cpu"),
+            disk=settings.disk,
+            kept=folder / f".disk-{runs.night.id}.json",
+            needs=given.cluster.model_dump(),
+        )
+
+    idle = not policy.todo and runs.night.state is NightState.COMPLETE
+    try:
+        conduct(policy, places, console, asked, budget_s=asked.budget_s or settings.max_time)
+    except (KeyboardInterrupt, NoPlaceLeft):
+        write_night(ledger.history, runs, folder, excused)
+        raise
+    if not (idle and (folder / "dashboard.html").exists()):
+        write_night(ledger.history, runs, folder, excused)
+    left = [planned.cell.id for planned in policy.todo]
+    ended = Ended(ledger.history, runs, folder, excused, left, again, notes, idle)
+    return _print_ended(ended, asked, console)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A nightly run that has ended, or has stopped for now."""
+
+    history: History
+    runs: NightRuns
+    folder: Path
+    excused: Quarantine
+    left: Sequence[str] = ()
+    resume: str = ""
+    notes: Sequence[str] = field(default_factory=list)
+    idle: bool = True
+
+
+def _print_ended(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
+    from mmrepro.matrix.ending import exit_code
+    from mmrepro.reports.blocks import count
+    from mmrepro.reports.night_json import night_document
+    from mmrepro.reports.nightly import HTML_FILE, NightView, compose
+    from mmrepro.reports.terminal import print_page
+
+    night = ended.runs.night
+    shown = NightView(ended.history, ended.runs, ended.excused)
+    code = exit_code(
+        ended.runs,
+        lambda cell: ended.excused.entry_for(cell, night.created.wall) is not None,
+        ended.left,
+    )
+    if asked.json:
+        run = {
+            "folder": str(ended.folder),
+            "exit_code": int(code),
+            "idle": ended.idle,
+            "left": list(ended.left),
+            "left_out": list(ended.notes),
+            "resume": ended.resume if ended.left else "",
+        }
+        emit({**night_document(shown).model_dump(mode="json"), "run": run})
+        return code
+    if ended.idle:
+        _line(console, f"{night.id} is complete: nothing was left to run.")
+    page = compose(shown)
+    if ended.left:
+        resume = (f"{count(len(ended.left), 'job')} left; to resume, run", ended.resume)
+        page = replace(page, commands=[resume, *page.commands[1:]])
+    place = str(ended.folder / HTML_FILE)
+    print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
+    return code
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, highlight=False, soft_wrap=True)
+
+
+def _excused(settings: Settings, runs: NightRuns, console: Console) -> Quarantine:
+    loaded = quarantine_of(Path(settings.quarantine) if settings.quarantine else None)
+    for warning in loaded.warnings(list(runs.cells.values()), runs.night.created.wall):
+        _line(console, warning, "yellow")
+    return loaded
+
+
+def _dry_run(
+    asked: MatrixRunCommand, given: MatrixFile, settings: Settings, folder: Path, console: Console
+) -> ExitCode:
+    from mmrepro.campaign.groups import Estimates
+    from mmrepro.campaign.schedule import left
+    from mmrepro.history.ledger import History, read
+    from mmrepro.incident.ledger import LEDGER_FILE, NightState
+    from mmrepro.matrix.asked import night_of, planned_of
+    from mmrepro.matrix.plan import dry_run
+
+    history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
+    notes: list[str] = []
+    night: Night
+    if asked.resume:
+        waiting = [r for r in history.nights if r.night.state is not NightState.COMPLETE]
+        if not waiting:
+            raise UsageError(f"{folder} has no night that is unfinished.")
+        night, cells = waiting[-1].night, list(waiting[-1].planned.values())
+    else:
+        cells, notes = planned_of(asked, given)
+        night = night_of(asked, settings)
+    runs = history.find(night.id)
+
+    def to_run(one: Planned) -> int:
+        attempts = runs.attempts_of(one.cell.id) if runs is not None else []
+        return left(attempts, one, repeat=night.repeat, confirm=night.confirm)
+
+    made = dry_run(night.id, cells, to_run, Estimates(history), notes, night.shard)
+    if asked.json:
+        emit(made)
+    else:
+        _print_dry_run(made, console)
+    return ExitCode.AS_EXPECTED
+
+
+def _print_dry_run(made: DryRun, console: Console) -> None:
+    """The cells by environment, what each takes, and what is fetched first."""
+    from mmrepro.base.units import duration, size
+    from mmrepro.cli.console import table
+    from mmrepro.reports.blocks import count
+    from mmrepro.text.sanitize import one_line
+
+    rows = []
+    for group in made.groups:
+        fetched = "" if not group.download_bytes else f", {group.environment}"
+        for number, cell in enumerate(group.cells):
+            name = f"{group.name}{fetched}" if number == 0 else ""
+            about = duration(cell.seconds) if cell.runs else "–"
+            row = one_line(cell.cell.row, 120)
+            rows.append((name, row, cell.expected or "–", str(cell.runs), about))
+    console.print(table(("environment", "cell", "expected", "runs", "about"), rows))
+    cells = sum(len(group.cells) for group in made.groups)
+    places = f"{count(cells, 'job')} in {count(len(made.groups), 'environment')}"
+    text = f"Nightly run {made.night}: {places}, {count(made.runs, 'run')}"
+    text += f", about {duration(made.seconds)}." if made.runs else ": nothing is left to run."
+    if made.download_bytes:
+        text += f" About {size(made.download_bytes)} are unpacked first, at most."
+    _line(console, text)
+    for why in dict.fromkeys(c.seconds_from for g in made.groups for c in g.cells if c.runs):
+        _line(console, f"Times: {why}.")
+    for note in made.notes:
+        _line(console, f"Left out: {note}.")
+
+
+# ---------------------------------------------------------------- what reads a ledger
 
 
 @dataclass(frozen=True)
@@ -49,7 +279,13 @@ class MatrixReportCommand(Command):
     COMMAND: ClassVar[str] = "matrix report"
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     night: str = common.NIGHT("")
-    format: Format = option(Format.TERMINAL, "What to print.", group=OUTPUT)
+    format: str = option(
+        "terminal",
+        "What to print.",
+        group=OUTPUT,
+        choices=("terminal", "md", "html", "json", "junit"),
+    )
+    full: bool = common.FULL(False)
     quarantine: Path | None = common.QUARANTINE(None)
     write: Path | None = option(
         None, "Write all files of the report into this folder instead.", "DIR", OUTPUT
@@ -59,38 +295,26 @@ class MatrixReportCommand(Command):
 @app.command(cls=DeclaredCommand)
 @command(MatrixReportCommand)
 def report(asked: MatrixReportCommand) -> None:
-    """Tell a night again, from the ledger alone.
+    """Report a nightly run again, from the ledger alone.
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
     """
-    from mmrepro.cli.console import table_console
-    from mmrepro.history.ledger import read
-    from mmrepro.reports.dashboard import linked, render_dashboard
-    from mmrepro.reports.night import night_view, write_night
-    from mmrepro.reports.night_json import night_json
-    from mmrepro.reports.night_junit import render_night_junit
-    from mmrepro.reports.night_markdown import render_night_markdown
-    from mmrepro.reports.night_terminal import print_night
+    from mmrepro.history.ledger import chosen_night
+    from mmrepro.reports.documents import render
+    from mmrepro.reports.nightly import KIND, NightView, compose, write_night
+    from mmrepro.reports.terminal import print_page
 
-    ledger, format = asked.ledger, asked.format
-    history = read(ledger)
-    chosen = chosen_night(ledger, asked.night, history)
+    history, chosen = chosen_night(asked.ledger, asked.night)
     excused = quarantine_of(asked.quarantine)
     if asked.write is not None:
         for path in write_night(history, chosen, asked.write, excused):
             typer.echo(str(path))
         return
-    shown = night_view(history, chosen, excused)
-    if format is Format.TERMINAL:
-        print_night(shown, table_console())
-        return
-    text = {
-        Format.MD: lambda: render_night_markdown(shown),
-        Format.HTML: lambda: render_dashboard(shown, linked(ledger)),
-        Format.JSON: lambda: night_json(shown),
-        Format.JUNIT: lambda: render_night_junit(shown),
-    }[format]()
-    typer.echo(text.rstrip("\n"))
+    shown = NightView(history, chosen, excused, asked.ledger)
+    if asked.format == "terminal":
+        print_page(compose(shown), table_console(), full=asked.full)
+    else:
+        typer.echo(render(KIND, shown, asked.format).rstrip("\n"))
 
 
 @dataclass(frozen=True)
@@ -111,22 +335,22 @@ class MatrixDiffCommand(Command):
 @app.command(cls=DeclaredCommand)
 @command(MatrixDiffCommand)
 def diff(asked: MatrixDiffCommand) -> None:
-    """Say what changed from one night to another.
+    """Show what changed from one nightly run to another.
 
     Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another failure.
 
     Example:  mmrepro matrix diff nights 2026-11-21 2026-11-22
     """
-    from mmrepro.cli.console import table_console
-    from mmrepro.errors import ExitCode, UsageError
     from mmrepro.history.events import ALARMS, diff as find
-    from mmrepro.history.ledger import read
-    from mmrepro.reports.night_terminal import print_events
+    from mmrepro.history.ledger import chosen_night, read
+    from mmrepro.reports.blocks import Paragraph, count
+    from mmrepro.reports.nightly import events_table
+    from mmrepro.reports.terminal import print_blocks
 
     ledger = asked.ledger
-    after = chosen_night(ledger, asked.now)
+    _, after = chosen_night(ledger, asked.now)
     if asked.before:
-        first = chosen_night(ledger, asked.before)
+        _, first = chosen_night(ledger, asked.before)
     else:
         earlier = read(ledger).before(after.night)
         if not earlier:
@@ -137,13 +361,12 @@ def diff(asked: MatrixDiffCommand) -> None:
         first = earlier[-1]
     found = find(first, after)
     if asked.json:
-        import json as json_module
-
-        told = [event.model_dump(mode="json") for event in found]
         ids = {"before": first.night.id, "now": after.night.id}
-        typer.echo(json_module.dumps({**ids, "events": told}, indent=1, ensure_ascii=False))
+        emit({**ids, "events": [event.model_dump(mode="json") for event in found]})
     else:
-        print_events(found, table_console(), first.night.id, after.night.id)
+        changes = count(len(found), "change") if found else "Nothing changed"
+        text = Paragraph(f"{changes} from {first.night.id} to {after.night.id}")
+        print_blocks([text, *events_table(found)], table_console())
     if any(event.what in ALARMS for event in found):
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
@@ -152,34 +375,40 @@ def diff(asked: MatrixDiffCommand) -> None:
 class MatrixHistoryCommand(Command):
     COMMAND: ClassVar[str] = "matrix history"
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
-    scenario: str = option("", "Each cell of this one.", "NAME", configurable=False)
+    scenario: str = option(
+        "", "Only the jobs of this scenario.", "NAME", configurable=False, names="scenario"
+    )
     json: bool = common.JSON(False)
 
 
 @app.command(cls=DeclaredCommand)
 @command(MatrixHistoryCommand)
 def history(asked: MatrixHistoryCommand) -> None:
-    """Show every row over the nights, oldest first.
+    """Show every job over the nightly runs, oldest first.
 
     Example:  mmrepro matrix history nights --scenario ghost-key-eviction
     """
-    from mmrepro.cli.console import table_console
     from mmrepro.history.ledger import read
-    from mmrepro.reports.night_json import history_json
-    from mmrepro.reports.night_terminal import print_history
+    from mmrepro.reports.night_json import history_document
+    from mmrepro.reports.nightly import history_blocks
+    from mmrepro.reports.terminal import print_blocks
 
-    known, scenario = read(asked.ledger), asked.scenario
+    known = read(asked.ledger)
     if asked.json:
-        typer.echo(history_json(known, scenario).rstrip("\n"))
-        return
-    print_history(known, table_console(), scenario)
+        emit(history_document(known, asked.scenario))
+    else:
+        print_blocks(history_blocks(known, asked.scenario), table_console())
 
 
 @dataclass(frozen=True)
 class MatrixMergeCommand(Command):
     COMMAND: ClassVar[str] = "matrix merge"
     folders: tuple[Path, ...] = option(
-        (), "Folders of ledgers: of shards, or of nights.", "DIR…", argument=True, required=True
+        (),
+        "Folders of ledgers: of shards, or of nightly runs.",
+        "DIR…",
+        argument=True,
+        required=True,
     )
     out: Path = common.OUT(Path(), help="The ledger that they are added to.", required=True)
     incidents: bool = option(True, "Copy the incidents as well.", name="--incidents/--no-incidents")
@@ -195,17 +424,16 @@ def merge(asked: MatrixMergeCommand) -> None:
     """
     from mmrepro.history.ledger import read
     from mmrepro.history.merge import merge as join
-    from mmrepro.reports.night import write_night
+    from mmrepro.reports.nightly import write_night
 
     out, excused = asked.out, quarantine_of(asked.quarantine)
     done = join(list(asked.folders), out, incidents=asked.incidents)
     if done.nothing:
         typer.echo(f"{out} has all of that already.")
         return
-    nights = ", ".join(done.nights)
     typer.echo(
-        f"{out}: {done.cells} cells, {done.attempts} runs, {done.events} events of {nights}; "
-        f"{done.incidents} incidents copied."
+        f"{out}: {done.cells} cells, {done.attempts} runs, {done.events} events of "
+        f"{', '.join(done.nights)}; {done.incidents} incidents copied."
     )
     for missing in done.missing:
         typer.echo(f"no such incident: {missing}", err=True)

@@ -1,19 +1,25 @@
-"""``mmrepro new``: a scenario that runs, and its test, for somebody to fill in."""
+"""``mmrepro new``: a scenario that runs, for somebody to fill in, or one that sends the case of a
+finding of ``mmrepro replay``."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import Command, option
+from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
+from mmrepro.errors import UnwritableOutput, UsageError
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
-    from mmrepro.scenario import Scenario
+    from mmrepro.case.model import Case
+    from mmrepro.incident.replay import Finding
 
 
 @dataclass(frozen=True)
@@ -26,81 +32,63 @@ class NewCommand(Command):
     release: str = common.RELEASE("", shown="the known scenarios' last", configurable=False)
     source: Path | None = option(
         None,
-        "Write the scenario of this finding of mmrepro replay: its folder.",
+        "Write the scenario of this finding of mmrepro replay: its folder, or the replay's folder, "
+        "number, id, or last.",
         "FINDING",
         name="--from",
+        names="finding",
     )
     out: Path = common.OUT(Path(), help="Folder for what is written.")
     force: bool = common.FORCE(False)
     json: bool = common.JSON(False)
+
+    @property
+    def module(self) -> str:
+        return self.scenario.replace("-", "_")
+
+    @property
+    def cls(self) -> str:
+        return "".join(word.capitalize() for word in self.scenario.split("-"))
 
 
 @command(NewCommand)
 def new(asked: NewCommand) -> None:
     """Write a scenario file that runs, and a test that fails until it is filled in.
 
-    With --from it is of a finding of mmrepro replay, and sends the finding's own requests.
+    With --from the scenario sends a finding's own requests.
 
     Example:  mmrepro new odd-image --engine minivllm
     """
-    if asked.source is not None:
-        _of_finding(asked, asked.source)
-        return
-    plan = _plan(asked.scenario, asked.engine, asked.release)
-    files = _write(plan, asked.out, force=asked.force)
-    following = f"mmrepro run {_typed(files[0])}"
+    engine, release, files, lines = _blank(asked) if asked.source is None else _from(asked)
+    # A path where it would be read as a name.
+    file = str(files[0]) if files[0].is_absolute() else f"./{files[0]}"
+    following = f"mmrepro run {shlex.quote(file)}"
     if asked.json:
-        import json as jsonlib
-
-        document = {
-            "scenario": plan.name,
-            "engine": plan.engine,
-            "release": plan.release,
-            "files": [str(file) for file in files],
-            "next": following,
-        }
-        typer.echo(jsonlib.dumps(document, indent=1))
+        emit(
+            {
+                "scenario": asked.scenario,
+                "engine": engine,
+                "release": release,
+                "files": [str(file) for file in files],
+                "next": following,
+            }
+        )
         return
-    typer.echo(
-        f"{files[0]}: a scenario of {plan.engine} {plan.release} that runs and finds nothing."
-    )
-    typer.echo(f"{files[1]}: red until its TODOs are filled in and runs of it are recorded.")
-    typer.echo(f"Next: {following}")
+    for line in (*lines, f"Next: {following}"):
+        typer.echo(line)
 
 
-@dataclass(frozen=True)
-class Blank:
-    """What the templates are filled with.
-
-    Attributes:
-        model: name of a class of :mod:`mmrepro.models`.
-        images: whether that model takes images.
-    """
-
-    name: str
-    engine: str
-    release: str
-    model: str
-    images: bool
-
-    @property
-    def module(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
-    def cls(self) -> str:
-        return "".join(word.capitalize() for word in self.name.split("-"))
-
-    @property
-    def test(self) -> str:
-        return f"test_{self.module}.py"
+Written = tuple[str, str, tuple[Path, ...], tuple[str, str]]
+"""Engine, release, what was written, and a line on each."""
 
 
-def _plan(name: str, engine: str, release: str) -> Blank:
-    """Raises UsageError: a bad name, no such engine, no such release."""
+def _blank(asked: NewCommand) -> Written:
+    """Raises UsageError: a bad name, no such engine, no such release, or a file is there."""
     from mmrepro.engines import get_engine
-    from mmrepro.errors import UsageError
+    from mmrepro.machine.files import write_file
+    from mmrepro.replay.server import last_known
 
+    name, engine = asked.scenario, asked.engine
     if not engine:
         raise UsageError(
             "--engine says of which engine the scenario is; --from FINDING knows it.",
@@ -108,20 +96,120 @@ def _plan(name: str, engine: str, release: str) -> Blank:
         )
     _check_name(name)
     adapter = get_engine(engine)
-    if release:
-        adapter.environment_spec(release, "cpu")
+    if asked.release:
+        adapter.environment_spec(asked.release, "cpu")
     last = last_known(engine)
-    model = type(last.model).__name__
-    return Blank(name, engine, release or last.release, model, bool(last.model.image_tokens))
+    facts = {
+        "name": name,
+        "engine": engine,
+        "release": asked.release or last.release,
+        "model": type(last.model).__name__,
+        "images": bool(last.model.image_tokens),
+        "module": asked.module,
+        "cls": asked.cls,
+        "test": f"test_{asked.module}.py",
+    }
+    templates = ("scenario.py.j2", "test_scenario.py.j2")
+    texts = [_filled(template, facts) for template in templates]
+    files = asked.out / f"{asked.module}.py", asked.out / f"test_{asked.module}.py"
+
+    def write() -> None:
+        for file, text in zip(files, texts, strict=True):
+            write_file(file, text)
+
+    _write(asked, files, write, f"--engine {engine}")
+    release = str(facts["release"])
+    return (
+        engine,
+        release,
+        files,
+        (
+            f"{files[0]}: a scenario of {engine} {release} that runs and finds nothing.",
+            f"{files[1]}: red until its TODOs are filled in and runs of it are recorded.",
+        ),
+    )
+
+
+def _from(asked: NewCommand) -> Written:
+    """Write the scenario of a finding, and the folder with its case beside it.
+
+    Raises:
+        BadIncident: ``asked.source`` is no finding.
+        UsageError: --engine or --release are given, it has no traffic that a scenario could send,
+            or a file is there.
+        UnwritableOutput: they cannot be written.
+    """
+    from mmrepro.case.files import read_contents, write_case
+    from mmrepro.machine.files import write_file
+    from mmrepro.reports.finding import load as load_finding
+
+    assert asked.source is not None
+    source, name = asked.source, asked.scenario
+    if asked.engine or asked.release:
+        raise UsageError(
+            "--from says which engine and release it is of: --engine and --release are not given.",
+            hint=f"mmrepro new {name} --from {source}",
+        )
+    _check_name(name)
+    found = load_finding(source)
+    finding, case = found.finding, found.case
+    if case is None or not case.operations:
+        raise UsageError(
+            f"{source} has no requests that a scenario could send: {finding.finding_class}.",
+            hint=f"mmrepro report {source}",
+        )
+    files = file, folder = asked.out / f"{asked.module}.py", asked.out / f"{asked.module}_case"
+    text = rendered(finding, case, name)
+    contents = read_contents(case, found.folder)
+
+    def write() -> None:
+        folder.mkdir(exist_ok=True)
+        write_case(case, folder, contents)
+        write_file(file, text)
+
+    _write(asked, files, write, f"--from {source}")
+    server = finding.server
+    return (
+        server.engine,
+        server.release,
+        files,
+        (
+            f"{file}: a scenario of {server.engine} {server.release} that sends the case.",
+            f"{folder}: the case, {finding.requests} requests.",
+        ),
+    )
+
+
+def _write(
+    asked: NewCommand, files: tuple[Path, Path], write: Callable[[], None], again: str
+) -> None:
+    """Both or neither. Raises UsageError: one is there. Raises UnwritableOutput."""
+    from mmrepro.machine.files import refuse_other_kinds
+
+    there = [str(path) for path in files if path.exists()]
+    if there and not asked.force:
+        raise UsageError(
+            f"{' and '.join(there)} {'exist' if len(there) > 1 else 'exists'} already.",
+            hint=f"mmrepro new {asked.scenario} {again} --force, or --out DIR",
+        )
+    try:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            if file.suffix:
+                refuse_other_kinds(file)
+        write()
+    except OSError as error:
+        raise UnwritableOutput(
+            f"{asked.out} cannot be written: {error.strerror or error}.",
+            hint="mmrepro new … --out DIR",
+        ) from error
 
 
 def _check_name(name: str) -> None:
     """Raises UsageError: it names no module, hides one of Python's, or is taken."""
     import keyword
-    import re
     import sys
 
-    from mmrepro.errors import UsageError
     from mmrepro.scenario.registry import scenario_names
 
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
@@ -139,94 +227,85 @@ def _check_name(name: str) -> None:
         raise UsageError(f"There is a scenario {name} already.", hint=f"mmrepro show {name}")
 
 
-def last_known(engine: str) -> Scenario:
-    """The known scenario of ``engine`` with the newest release: release and model go together."""
-    from mmrepro.diagnose.match import all_scenarios
-    from mmrepro.models.tiny import TINY
-    from packaging.version import Version
-
-    tiny = {type(model) for model in TINY.values()}
-    found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
-    return max(found, key=lambda scenario: Version(scenario.release))
-
-
-def _write(plan: Blank, out: Path, *, force: bool) -> tuple[Path, Path]:
-    """Raises UsageError: a file is there. Raises UnwritableOutput."""
-    from mmrepro.errors import UnwritableOutput, UsageError
-    from mmrepro.machine.files import refuse_other_kinds, write_file
-
-    files = out / f"{plan.module}.py", out / plan.test
-    there = [str(file) for file in files if file.exists()]
-    if there and not force:
-        raise UsageError(
-            f"{' and '.join(there)} {'exist' if len(there) > 1 else 'exists'} already.",
-            hint=f"mmrepro new {plan.name} --engine {plan.engine} --force, or --out DIR",
-        )
-    texts = _rendered(plan)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for file in files:  # both or neither
-            refuse_other_kinds(file)
-        for file, text in zip(files, texts, strict=True):
-            write_file(file, text)
-    except OSError as error:
-        raise UnwritableOutput(
-            f"{out} cannot be written: {error.strerror or error}.", hint="mmrepro new … --out DIR"
-        ) from error
-    return files
-
-
-def _of_finding(asked: NewCommand, place: Path) -> None:
-    """Raises UsageError: --engine or --release are given; else as below."""
-    from mmrepro.cli.new_from import scenario_from
-    from mmrepro.errors import UsageError
-
-    name = asked.scenario
-    if asked.engine or asked.release:
-        raise UsageError(
-            "--from says which engine and release it is of: --engine and --release are not given.",
-            hint=f"mmrepro new {name} --from {place}",
-        )
-    _check_name(name)
-    file, folder, told = scenario_from(place, name, asked.out, force=asked.force)
-    server, following = told.finding.server, f"mmrepro run {_typed(file)}"
-    if asked.json:
-        import json as jsonlib
-
-        document = {
-            "scenario": name,
-            "engine": server.engine,
-            "release": server.release,
-            "files": [str(file), str(folder)],
-            "next": following,
-        }
-        typer.echo(jsonlib.dumps(document, indent=1))
-        return
-    typer.echo(f"{file}: a scenario of {server.engine} {server.release} that sends the case.")
-    typer.echo(f"{folder}: the case, {told.finding.requests} requests.")
-    typer.echo(f"Next: {following}")
-
-
-def _rendered(plan: Blank) -> tuple[str, ...]:
-    facts = {**asdict(plan), "module": plan.module, "cls": plan.cls, "test": plan.test}
-    names = ("scenario.py.j2", "test_scenario.py.j2")
-    return tuple(templates().get_template(name).render(facts) for name in names)
-
-
-def templates() -> Environment:
-    """Those of this folder, of Python."""
+def _filled(template: str, facts: dict[str, Any]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(  # noqa: S701 - Python is written, not HTML
+    environment = Environment(  # noqa: S701 - Python is written, not HTML
         loader=PackageLoader("mmrepro.cli", "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
+    return environment.get_template(template).render(facts)
 
 
-def _typed(file: Path) -> str:
-    """As a shell takes it, and as a path where it would be read as a name."""
-    import shlex
+# ---------------------------------------------------------------- the scenario of a finding
 
-    return shlex.quote(f"./{file}" if not file.is_absolute() else str(file))
+
+def rendered(finding: Finding, case: Case, name: str) -> str:
+    """The text of the scenario file."""
+    from mmrepro import scenario
+    from mmrepro.models.tiny import TINY
+    from mmrepro.replay.scenario_of import signature_of
+    from mmrepro.reports import findings
+
+    signature = signature_of(finding, case)
+    refused = [op.id for op in case.operations if finding.observed.get(op.id, "")[:1] == "4"]
+    until = next(
+        (op.id for op in case.operations if op.id in finding.operations), case.operations[-1].id
+    )
+    module = name.replace("-", "_")
+    calls = {_called(one) for one in (*signature.symptoms, *signature.causes)}
+    own = case.server.model in TINY
+    model = type(TINY[case.server.model if own else "qwen2-vl"]).__name__
+    names = {"Drive", "Scenario", "answered", "case_arrived", "play_case", "trigger_ended"}
+    names |= {*calls, model}
+    if signature.observed:
+        names |= {"Finding", "Requests", "symptom"}
+    if not signature.causes:
+        names |= {"Finding", "Logs", "cause"}
+    ordered = sorted(names, key=lambda name: (not name[0].isupper(), name))
+    facts = {
+        "title": _docstring(f"{findings.finding_title(finding)}."),
+        "said": _docstring(
+            f"{findings.observation(finding)}. Expected: {findings.expected(finding)}"
+        ),
+        "why": _docstring(_why(finding)),
+        "module": module,
+        "folder": f"{module}_case",
+        "cls": "".join(word.capitalize() for word in name.split("-")),
+        "name": name,
+        "engine": case.server.engine,
+        "release": case.server.release,
+        "model": model,
+        "foreign": "" if own else "FOLDER",
+        "max_model_len": case.server.max_model_len,
+        "server": repr(shlex.join(case.server.args)),
+        "env": repr(case.server.env) if case.server.env else "",
+        "patterns": repr({"exception": signature.pattern}) if signature.pattern else "",
+        "precondition": f"case_arrived({tuple(refused)!r}, {until!r})",
+        "symptoms": signature.symptoms,
+        "causes": signature.causes,
+        "observed": signature.observed,
+        "healthy": signature.healthy,
+        "imports": [name for name in ordered if name in vars(scenario)],
+        "more": [name for name in ordered if name not in vars(scenario)],
+    }
+    return _filled("scenario_from.py.j2", facts)
+
+
+def _called(expression: str) -> str:
+    return expression.partition("(")[0]
+
+
+def _why(finding: Finding) -> str:
+    if finding.known:
+        return f"as the known scenario {finding.known}: mmrepro show {finding.known}"
+    return f"unknown. In the replay its bucket is {finding.bucket}"
+
+
+def _docstring(text: str) -> str:
+    """On one line that no docstring ends at."""
+    from mmrepro.text.sanitize import one_line
+
+    return one_line(text, 300).replace("\\", "/").replace('"', "'")

@@ -1,24 +1,36 @@
 """From the declared options of a command to its parameters, and back to its dataclass.
 
-A value is taken from the command line, else from a variable, else from ``mmrepro.toml``.
+A value is taken from the command line, else from a variable, else from ``mmrepro.toml``. An
+incident or a campaign may be named by its number, its id or ``last``.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
-from mmrepro.base.options import GROUPS, OUTPUT, Command, Declared, Origin, declared
-from mmrepro.cli.configured import Configured
+from mmrepro.base.options import (
+    GROUPS,
+    OUTPUT,
+    Command,
+    Declared,
+    Origin,
+    declared,
+)
+from mmrepro.errors import did_you_mean
+from mmrepro.machine.configured import Configured
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
+PLACES = ("incident", "campaign", "unfinished", "finding", "record")
+"""Kinds of :attr:`Option.names` that lie in folders here."""
 
 
 def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None]]:
@@ -60,6 +72,12 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
             values[one.field] = one.option.read(value)
         elif one.several:
             values[one.field] = tuple(dict.fromkeys(value) if one.option.distinct else value)
+        if one.option.names in PLACES:
+            from mmrepro.incident.here import place
+
+            found = values[one.field]
+            at = partial(place, kind=one.option.names)
+            values[one.field] = tuple(map(at, found)) if one.several else at(found)
     return made(**values, origins=origins)
 
 
@@ -74,6 +92,7 @@ def _parameter(one: Declared) -> inspect.Parameter:
         "min": _whole(option.least) if kind in (int, float) else None,
         "max": _whole(option.most) if kind in (int, float) else None,
         "show_default": shown,
+        "autocompletion": _completion(option.names) if option.names else None,
     }
     default: Any = None if one.several else _whole(one.default)
     if option.read and not one.several:
@@ -106,6 +125,41 @@ def _metavar(one: Declared) -> str | None:
     return names.get(one.type) if not isinstance(one.type, type(StrEnum)) else None
 
 
+def _completion(kind: str) -> Callable[..., list[Any]]:
+    def complete(incomplete: str) -> list[Any]:
+        return [one for one in _known(kind) if str(one).startswith(incomplete)]
+
+    return complete
+
+
+def _known(kind: str) -> Iterator[str]:
+    """Names of that kind, for a shell. No scenario is loaded for them: that takes too long."""
+    if kind == "scenario":
+        from importlib.metadata import entry_points
+
+        yield from sorted(one.name for one in entry_points(group="mmrepro.scenarios"))
+    elif kind == "engine":
+        from mmrepro.engines import CLASSES
+
+        yield from CLASSES
+    elif kind == "release":
+        from mmrepro.scenarios.data import recorded_releases
+
+        # What stands before an option is not parsed yet: the line itself says which engine.
+        line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+        yield from recorded_releases(line.split())
+    else:
+        from mmrepro.incident.here import names
+
+        yield from names(kind)
+
+
+def _choices(one: Declared) -> list[str]:
+    """Return the words that it takes; []: any."""
+    words = one.type if isinstance(one.type, type(StrEnum)) else get_args(one.type)
+    return [str(word) for word in words]
+
+
 class DeclaredCommand(TyperCommand):
     """A command whose parameters are declared options: its help is grouped, and what the command
     line does not say is looked for in variables and in ``mmrepro.toml``."""
@@ -113,8 +167,25 @@ class DeclaredCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         made = getattr(self.callback, "options", None)
         if made is not None:
-            ctx.default_map = Configured(made, partial(self._check, ctx))
-        return super().parse_args(ctx, args)
+            from mmrepro.cli.app import COMMANDS
+
+            ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
+        words = [*args]  # the parser empties it
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as raised:  # the command line's own: typer has no public class of them
+            error: Any = raised
+            if hasattr(error, "possibilities"):
+                known = [name for one in self.params for name in one.opts]
+                error.possibilities = None
+                error.message += "." + did_you_mean(error.option_name, known)
+            elif made is not None and (wrong := getattr(error, "param", None)) is not None:
+                one = next(one for one in declared(made) if one.field == wrong.name)
+                error.message = error.message.removeprefix("Value error, ").rstrip(".") + "."
+                for word in (word.rpartition("=")[2] for word in words):
+                    if repr(word) in error.message:
+                        error.message += did_you_mean(word, _choices(one))
+            raise
 
     def _check(self, ctx: Any, name: str, value: Any) -> None:
         parameter: Any = next(one for one in self.params if one.name == name)

@@ -23,7 +23,7 @@ from rich.text import Text
 class LiveView(ABC):
     """Redraws itself on a terminal from ``with`` until its end; nothing off a terminal.
 
-    What ``_draw`` reads is written under ``_lock``: others tell the view from their own threads.
+    What ``_draw`` reads is written under ``_lock``: events arrive in threads of their own.
     """
 
     def __init__(self, console: Console, *, per_second: int, transient: bool) -> None:
@@ -66,13 +66,13 @@ class LiveView(ABC):
 class Progress(LiveView):
     """Listens to a run's events and draws them on ``console`` while the run lasts.
 
-    Off a terminal an environment that is being built is told of on stderr: it takes minutes.
+    Off a terminal the building of an environment is reported on stderr: it takes minutes.
     """
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console, title: str, *, verbose: bool = False) -> None:
         super().__init__(console, per_second=8, transient=False)
-        self._build = Sparse(lambda phase: print(phase, file=sys.stderr, flush=True))
-        self.title = title
+        self._build = Sparse(self._on_stderr)
+        self.title, self._verbose = title, verbose
         self._stages: list[tuple[str, float]] = []
         self._ended = 0.0
         self._latest = ""
@@ -83,12 +83,27 @@ class Progress(LiveView):
                 self._build(one_line(event.text, 200))
             elif event.source == BUILD_NOTICE:
                 self.console.print(one_line(event.text, 200), highlight=False, markup=False)
-        with self._lock:
-            if event.source == "stage":
-                self._stages.append((event.text, time.monotonic()))
-                self._latest = ""
-            else:
+        elif self._verbose:
+            self._on_stderr(f"{event.source}: {event.text}")
+        if event.source == "stage":
+            self.show(event.text)
+        else:
+            with self._lock:
                 self._latest = one_line(event.text, 200)
+
+    def show(self, stage: str, latest: str = "") -> None:
+        """Show the stage, a new one in a line of its own, and how far it is."""
+        with self._lock:
+            if not latest or not self._stages or self._stages[-1][0] != stage:
+                self._stages.append((stage, time.monotonic()))
+            self._latest = one_line(latest, 200)
+
+    def _on_stderr(self, text: str) -> None:
+        """Off a terminal the console may be a file, or hold a document."""
+        if self._live is not None:
+            self.console.print(one_line(text, 200), highlight=False, markup=False)
+        elif not self.console.quiet:
+            print(one_line(text, 200), file=sys.stderr, flush=True)
 
     def _end(self) -> None:
         with self._lock:

@@ -1,68 +1,84 @@
-"""``mmrepro report`` and ``mmrepro schema``."""
+"""What is made again of records on disk: ``mmrepro report``, ``judge``, ``bundle``, ``schema``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
+from mmrepro.base import common_options as common, units
 from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.cli.console import emit, table, table_console
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.errors import UsageError
-    from mmrepro.records import Record
+    from mmrepro.incident import Incident
+    from mmrepro.reports.bundle_file import BundleManifest
     from mmrepro.reports.documents import Kind
+    from mmrepro.run.judge import Rejudged
 
-T = TypeVar("T")
+
+def page_of(place: Path) -> Path:
+    """The page of what is in a folder; it is made where there is none.
+
+    Raises:
+        BadIncident: there is nothing of which a page could be made.
+    """
+    from mmrepro.reports import kind_of, write_reports
+
+    page = (place if place.is_dir() else place.parent) / kind_of(place).files[1]
+    return page if page.is_file() else write_reports(place)[1]
 
 
-class Format(StrEnum):
-    MD = "md"
-    HTML = "html"
-    JSON = "json"
-    JUNIT = "junit"
-    ISSUE = "issue"
+# ---------------------------------------------------------------- mmrepro report, mmrepro schema
+
+
+FORMATS = ("text", "md", "html", "json", "junit", "issue")
 
 
 @dataclass(frozen=True)
 class ReportCommand(Command):
     COMMAND: ClassVar[str] = "report"
-    incident: Path = option(
+    incident: Path = common.PLACE(
         Path(),
-        "Folder of an incident, ablation, bisection, acceptance, replay, finding or fuzzing "
-        "session, or a bundle.",
-        "DIR",
-        argument=True,
-        required=True,
+        help="Incident, ablation, bisection, replay, finding or fuzz session: its folder, number, "
+        "id, or last; or a bundle.",
     )
-    format: Format = option(
-        Format.MD,
-        "What to print on stdout; issue: the engine's own bug-report form, to paste.",
+    format: str = option(
+        "md",
+        "What to print on stdout; text: the end screen; issue: the engine's own bug-report form.",
         group=OUTPUT,
+        choices=FORMATS,
     )
+    full: bool = common.FULL(False, help="Print every section on the terminal.")
 
 
 @command(ReportCommand)
-def report_command(asked: ReportCommand) -> None:
-    """Make a report again, from an incident's folder alone.
+def report(asked: ReportCommand) -> None:
+    """Make a report again, from a folder alone.
 
-    Example:  mmrepro report incidents/ghost-key-eviction-0.23.0-20261121-030000 --format html
+    Example:  mmrepro report last --format html
     """
     from mmrepro.reports.documents import kind_of, render
 
     kind = kind_of(asked.incident)
-    loaded = _shown(kind.load(asked.incident))
-    if asked.format is Format.ISSUE:
+    loaded = _redacted(kind.load(asked.incident))
+    if asked.full or asked.format == "text":
+        from mmrepro.reports.terminal import print_page
+
+        print_page(kind.compose(loaded), table_console(), full=asked.full)
+        return
+    if asked.format == "issue":
         text = _issue(kind, loaded, asked.incident)
     else:
         text = render(kind, loaded, asked.format)
     typer.echo(text.rstrip("\n"))
 
 
-def _shown(loaded: T) -> T:
+def _redacted(loaded: Any) -> Any:
     """``loaded`` redacted again: who wrote it may not have known what is known now."""
     from mmrepro.records import Record
     from mmrepro.text.redact import Redactor
@@ -106,19 +122,23 @@ def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
     )
 
 
-class Document(StrEnum):
-    INCIDENT = "incident"
-    ABLATION = "ablation"
-    BISECTION = "bisection"
-    REPLAY = "replay"
-    FUZZ = "fuzz"
-    CASE = "case"
+DOCUMENTS = {
+    "incident": "mmrepro.incident:Incident",
+    "diagnosis": "mmrepro.incident.diagnosis:Diagnosis",
+    "ablation": "mmrepro.incident.searches:Ablation",
+    "bisection": "mmrepro.incident.searches:Bisection",
+    "acceptance": "mmrepro.incident.acceptance:Acceptance",
+    "replay": "mmrepro.incident.replay:Replay",
+    "fuzz": "mmrepro.incident.replay:Fuzz",
+    "nightly": "mmrepro.reports.night_json:NightDocument",
+    "case": "mmrepro.case.model:Case",
+}
 
 
 @dataclass(frozen=True)
 class SchemaCommand(Command):
     COMMAND: ClassVar[str] = "schema"
-    of: Document = option(Document.INCIDENT, "Which document.", group=OUTPUT)
+    of: str = option("incident", "Which document.", group=OUTPUT, choices=tuple(DOCUMENTS))
 
 
 @command(SchemaCommand)
@@ -127,21 +147,224 @@ def schema(asked: SchemaCommand) -> None:
 
     Example:  mmrepro schema > incident.schema.json
     """
-    import json
+    module, _, name = DOCUMENTS[asked.of].partition(":")
+    document = getattr(import_module(module), name).model_json_schema()
+    emit({**document, "$schema": "https://json-schema.org/draft/2020-12/schema"})
 
-    from mmrepro.case.model import Case
-    from mmrepro.incident import Incident
-    from mmrepro.incident.replay import Fuzz, Replay
-    from mmrepro.incident.searches import Ablation, Bisection
 
-    models: dict[Document, type[Record]] = {
-        Document.INCIDENT: Incident,
-        Document.ABLATION: Ablation,
-        Document.BISECTION: Bisection,
-        Document.REPLAY: Replay,
-        Document.FUZZ: Fuzz,
-        Document.CASE: Case,
+# ---------------------------------------------------------------- mmrepro judge
+
+STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "red"}
+
+
+@dataclass(frozen=True)
+class JudgeCommand(Command):
+    COMMAND: ClassVar[str] = "judge"
+    incidents: tuple[Path, ...] = common.PLACE(
+        (),
+        help="Incidents: their folders, numbers, ids, or last; or bundles.",
+        metavar="DIR|N|ID…",
+        names="incident",
+    )
+    scenario: str = option(
+        "",
+        "Judge by this scenario: a name, or a path that ends in .py.",
+        "NAME|FILE",
+        shown="the one that was run",
+        configurable=False,
+        names="scenario",
+    )
+    verbose: bool = common.VERBOSE(False, help="Print all conditions, those as recorded as well.")
+    json: bool = common.JSON(False)
+
+
+@command(JudgeCommand)
+def judge(asked: JudgeCommand) -> None:
+    """Judge recorded evidence again, without an engine: each condition and claim, then and now.
+
+    It is how a signature is improved on runs that were made, and how a stranger checks a verdict.
+    Exit code 1: a verdict is another one than was recorded.
+
+    Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
+    """
+    from mmrepro.reports import load
+    from mmrepro.run.judge import rejudge
+
+    judged: list[tuple[Path, Incident, Rejudged]] = []
+    for path in asked.incidents:
+        incident = load(path)
+        judged.append((path, incident, rejudge(incident, _scenario(incident, asked.scenario))))
+    if asked.json:
+        emit([_judged(*one) for one in judged])
+    else:
+        _print_judged(judged, every=asked.verbose or len(judged) == 1)
+    if any(found.differs for _, _, found in judged):
+        raise typer.Exit(1)
+
+
+def _scenario(incident: Incident, given: str) -> Any:
+    """Raises UsageError: it is none of those that are known, and none was given."""
+    from mmrepro.errors import UnknownScenario, UsageError
+    from mmrepro.scenario.registry import load_scenario
+
+    try:
+        found = load_scenario(given or incident.scenario.name)
+    except UnknownScenario as error:
+        if given:
+            raise
+        raise UsageError(
+            f"{incident.scenario.name} is no scenario that is known here.",
+            hint=f"mmrepro judge {incident.incident_dir} --scenario FILE.py",
+        ) from error
+    variant = incident.scenario.variant
+    known = {one.variant for one in found.variants}
+    return found.with_variant(variant if variant in known else "")
+
+
+def _judged(path: Path, incident: Incident, found: Rejudged) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "incident": str(path),
+        "scenario": incident.scenario.name,
+        "variant": incident.scenario.variant,
+        "then": found.then.outcome.value,
+        "now": found.now.outcome.value,
+        "differs": found.differs,
+        "explanation": found.now.explanation,
+        "parts": [asdict(part) for part in found.parts],
     }
-    document = models[asked.of].model_json_schema()
-    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    typer.echo(json.dumps(document, indent=1))
+
+
+def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool) -> None:
+    from mmrepro.text.sanitize import plain
+    from rich.console import Console
+    from rich.markup import escape
+
+    out = Console(highlight=False, soft_wrap=True)
+    for path, _, found in judged:
+        now = found.now.outcome.value
+        if found.differs:
+            now = f"[bold red]{found.then.outcome.value} → {now}[/]"
+        parts = f"{len(found.changes)} of {len(found.parts)} conditions and claims differ"
+        if not found.changes:
+            parts = f"as recorded, with all {len(found.parts)} conditions and claims"
+        out.print(f"{path.name}  {now}  {parts}")
+        rows = []
+        for part in found.parts if every else found.changes:
+            then, now = part.then or "new", part.now or "gone"
+            style = "bold yellow" if part.differs else STYLES.get(now, "dim")
+            observed = escape(plain(part.observed))
+            rows.append((part.kind, part.id, then, f"[{style}]{now}[/]", observed))
+        if rows:
+            out.print(table(("", "", "then", "now", "observed"), rows))
+        if every and found.parts:
+            out.print(escape(plain(f"{found.now.outcome.value}: {found.now.explanation}")))
+    if len(judged) > 1:
+        other = sum(found.differs for _, _, found in judged)
+        alone = sum(bool(found.changes) and not found.differs for _, _, found in judged)
+        out.print(
+            f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, {other} with "
+            f"another verdict, {alone} with other conditions or claims alone"
+        )
+
+
+# ---------------------------------------------------------------- mmrepro bundle
+
+MAX_SECRETS = 1000
+MAX_SECRETS_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class BundleCommand(Command):
+    COMMAND: ClassVar[str] = "bundle"
+    incident: Path = common.PLACE(
+        Path(), help="Incident or replay: its folder, number, id, or last."
+    )
+    out: Path | None = common.OUT(
+        None, help="The file to write.", metavar="FILE", shown="NAME-OF-DIR.zip"
+    )
+    max_mib: float = option(10.0, "Largest size of the file.", "MIB", OUTPUT, least=0.1, most=1024)
+    secrets_file: Path | None = option(
+        None, "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
+    )
+    force: bool = common.FORCE(False)
+    json: bool = common.JSON(False)
+
+
+@command(BundleCommand)
+def bundle(asked: BundleCommand) -> None:
+    """Pack an incident or a replay into one file: redacted, listed, checksummed, small.
+
+    A replay's texts and images are replaced by random ones of the same lengths. Read the file
+    with mmrepro report FILE.zip. Look at it before you publish it: a pattern knows keys, tokens,
+    prompts, images, addresses and user names, not every secret there is.
+
+    Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
+    """
+    import os
+
+    from mmrepro.machine.files import is_folder
+    from mmrepro.reports import incident as runs, replay as replays
+    from mmrepro.reports.bundle import write_bundle
+    from mmrepro.reports.replay_bundle import write_replay_bundle
+
+    incident = asked.incident
+    folder = incident if is_folder(incident) else incident.parent
+    target = asked.out or Path(f"{Path(os.path.realpath(folder)).name}.zip")
+    more: dict[str, Any] = {
+        "max_bytes": int(asked.max_mib * 2**20),
+        "secrets": _lines(asked.secrets_file) if asked.secrets_file else (),
+        "force": asked.force,
+    }
+    if incident.name == "replay.json" or (incident / "replay.json").is_file():
+        manifest = write_replay_bundle(folder, replays.load(incident), target, **more)
+    else:
+        manifest = write_bundle(folder, runs.load(incident), target, **more)
+    if asked.json:
+        facts = {"bundle": str(target), "bytes": target.stat().st_size}
+        emit(facts | manifest.model_dump())
+    else:
+        _print_bundle(target, manifest)
+
+
+def _lines(path: Path) -> list[str]:
+    """Raises UsageError: it cannot be read, or has more than can be looked for everywhere."""
+    from mmrepro.errors import UsageError
+    from mmrepro.machine.files import read_file
+
+    try:
+        text = read_file(path, MAX_SECRETS_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{path} cannot be read: {why}.") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > MAX_SECRETS:
+        raise UsageError(
+            f"{path} has {len(lines):,} texts: at most {MAX_SECRETS:,} are looked for.",
+            hint="leave out what has the form of a key or a token: it is found anyway",
+        )
+    return lines
+
+
+def _print_bundle(target: Path, manifest: BundleManifest) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    dumps = [entry for entry in manifest.files if "-stacks-" in entry.name]
+    rows = [
+        (escape(one.name), str(one.bytes), str(one.redactions or ""), one.sha256[:12],
+         escape(one.note))
+        for one in manifest.files
+        if one not in dumps[1:]
+    ]  # fmt: skip
+    if len(dumps) > 1:
+        size = sum(entry.bytes for entry in dumps[1:])
+        rows.append((f"… and {len(dumps) - 1} more stack dumps", str(size), "", "", ""))
+    for gone in manifest.left_out:
+        rows.append((f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why)))
+    console = Console(highlight=False)
+    console.print(table(("file", "bytes", "redacted", "sha256", "note"), rows))
+    console.print(f"\n{escape(str(target))}  {units.size(target.stat().st_size, 2)}")
+    console.print(f"to read it:  mmrepro report {escape(str(target))}")
+    console.print("Look at it before you publish it.")

@@ -1,4 +1,4 @@
-"""``mmrepro run``: drive a real engine into a known failure and judge what was seen."""
+"""``mmrepro run``: drive a real engine into a known failure and judge what was observed."""
 
 from __future__ import annotations
 
@@ -18,78 +18,75 @@ if TYPE_CHECKING:
 
 
 @command(RunCommand)
-def run(options: RunCommand) -> None:
+def run(asked: RunCommand) -> None:
     """Reproduce a known failure on the real engine and write an incident.
 
     Example:  mmrepro run ghost-key-eviction --release 0.24.0
     """
+    from mmrepro.cli.commits import use_index
+    from mmrepro.cli.console import announce, emit
     from mmrepro.errors import UsageError
+    from mmrepro.run.start import target
     from mmrepro.run.starter import Starter
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
-    chosen = load_scenario(options.scenario).with_variant(options.variant)
-    if options.commit or options.index:
-        from mmrepro.cli.commits import use_index
-
-        use_index(options.index, options.commit, options.commit_date)
-    repeat, json = options.repeat, options.json
-    if options.keep_server and repeat > 1:
+    chosen = load_scenario(asked.scenario).with_variant(asked.variant)
+    if asked.commit or asked.index:
+        use_index(asked.index, asked.commit, asked.commit_date)
+    repeat = asked.repeat
+    if asked.keep_server and repeat > 1:
         raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
-    console = Console(stderr=json)
+    announce(target(chosen, asked), yes=asked.yes)
+    console = Console(stderr=asked.json, quiet=asked.quiet)
     several = repeat > 1 or chosen.control_server is not None
-    with Starter(options.start_mode, several=several, keeps=options.keep_server) as starter:
+    with Starter(asked.start_mode, several=several) as starter:
         incidents = [
-            _one(
-                chosen,
-                options.numbered(number) if repeat > 1 else options,
-                starter,
-                console,
-                quiet=json,
-            )
+            _one(chosen, asked.numbered(number) if repeat > 1 else asked, starter, console)
             for number in range(1, repeat + 1)
         ]
-    if json:
-        typer.echo(_document(incidents))
+    if asked.json:
+        emit(_document(incidents))
     elif repeat > 1:
-        _tell_repeats(incidents, console)
+        _print_repeats(incidents, console)
     raise typer.Exit(max((_exit_code(incident) for incident in incidents), key=_severity))
 
 
-def _one(
-    scenario: Scenario, options: RunCommand, starter: Starter, console: Console, *, quiet: bool
-) -> Incident:
+def _one(scenario: Scenario, asked: RunCommand, starter: Starter, console: Console) -> Incident:
+    from mmrepro.cli.console import table_console
     from mmrepro.cli.progress import Progress
     from mmrepro.errors import UsageError
     from mmrepro.incident.folder import discard
-    from mmrepro.reports import write_reports
-    from mmrepro.reports.documents import HTML_FILE
-    from mmrepro.reports.incident import compose
+    from mmrepro.reports.documents import write
+    from mmrepro.reports.incident import KIND, load
     from mmrepro.reports.terminal import print_page
     from mmrepro.run.runner import begin, execute
     from mmrepro.run.start import target
 
-    what = target(scenario, options)
-    title = f"{scenario.full_name} on {scenario.engine} {what.release} ({what.device})"
-    display = Progress(console, title)
-    journal = begin(scenario, options, display)
+    what = target(scenario, asked)
+    about = f"{scenario.full_name} on {scenario.engine} {what.release} ({what.device})"
+    display = Progress(console, about, verbose=asked.verbose)
+    journal = begin(scenario, asked, display)
     try:
         with display:
-            incident = execute(scenario, options, journal, starter)
+            incident = execute(scenario, asked, journal, starter)
     except UsageError:  # nothing was run: no incident
         discard(journal.folder)
         raise
     except BaseException:
-        _tell_partial(journal.folder)
+        _keep_partial(journal.folder)
         raise
-    write_reports(journal.folder)
-    if not quiet:
-        place = f"{incident.incident_dir}/{HTML_FILE}"
-        print_page(compose(incident), console, place, full=options.full)
+    # The incident as it was written: what is printed is redacted as the files are.
+    incident = load(journal.folder)
+    write(KIND, incident, journal.folder)
+    if not asked.json:
+        place = f"{incident.incident_dir}/{KIND.files[1]}"
+        page = KIND.compose(incident)
+        print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
     return incident
 
 
-def _tell_partial(folder: Path) -> None:
+def _keep_partial(folder: Path) -> None:
     """What was collected until then is on disk; reports of it may be partial."""
     from mmrepro.reports import write_reports
 
@@ -100,18 +97,16 @@ def _tell_partial(folder: Path) -> None:
     typer.echo(f"Partial incident: {folder}", err=True)
 
 
-def _document(incidents: list[Incident]) -> str:
-    """The incident; of several, the first with every run's outcome beside it."""
+def _document(incidents: list[Incident]) -> object:
+    """The incident; of several the first with the gravest end, with every run's outcome in it."""
     import json
 
     from mmrepro.incident.folder import incident_json
 
     if len(incidents) == 1:
         return incident_json(incidents[0])
-
     worst = max(incidents, key=lambda incident: _severity(_exit_code(incident)))
-    document = json.loads(incident_json(worst))
-    document["runs"] = [
+    runs = [
         {
             "incident_dir": incident.incident_dir,
             "outcome": incident.outcome,
@@ -119,26 +114,26 @@ def _document(incidents: list[Incident]) -> str:
         }
         for incident in incidents
     ]
-    return json.dumps(document, indent=1)
+    return {**json.loads(incident_json(worst)), "runs": runs}
 
 
-def _tell_repeats(incidents: list[Incident], console: Console) -> None:
+def _print_repeats(incidents: list[Incident], console: Console) -> None:
     from collections import Counter
 
     counts = Counter(str(incident.outcome) for incident in incidents)
-    told = ", ".join(f"{count} × {outcome}" for outcome, count in counts.most_common())
-    console.print(f"\n{len(incidents)} runs: {told}", highlight=False)
+    each = ", ".join(f"{count} × {outcome}" for outcome, count in counts.most_common())
+    console.print(f"\n{len(incidents)} runs: {each}", highlight=False)
 
 
 def _exit_code(incident: Incident) -> ExitCode:
     verdict = incident.verdict
     if verdict is None or verdict.outcome == "inconclusive":
         return ExitCode.INCONCLUSIVE
-    surprise = verdict.expected is not None and not verdict.as_expected
-    return ExitCode.NOT_AS_EXPECTED if surprise else ExitCode.AS_EXPECTED
+    unexpected = verdict.expected is not None and not verdict.as_expected
+    return ExitCode.NOT_AS_EXPECTED if unexpected else ExitCode.AS_EXPECTED
 
 
 def _severity(code: ExitCode) -> int:
-    """A surprise outweighs a run that could not tell, and that one a success."""
+    """An unexpected result outweighs an inconclusive one, and that one a success."""
     order = (ExitCode.AS_EXPECTED, ExitCode.INCONCLUSIVE, ExitCode.NOT_AS_EXPECTED)
     return order.index(code)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
@@ -70,9 +72,8 @@ def start(asked: WarmStartCommand) -> None:
         flips=asked.flips,
         contract_probe=asked.contract_probe,
     )
-    console = Console(stderr=True)
-    with console.status(f"{loaded.full_name}: the engine is imported"):
-        environment = ensure(target(loaded, options), progress=lambda text: None)
+    with Console(stderr=True).status(f"{loaded.full_name}: the engine is imported"):
+        environment = ensure(target(loaded, options))
         model = loaded.model.write(cache_root() / "models")
         plan = ServerSpec(loaded, options, environment, model).plan(free_port())
         spec = fork_server_spec(plan, environment)
@@ -86,10 +87,10 @@ def start(asked: WarmStartCommand) -> None:
                 hint=f"mmrepro run {asked.scenario} --start-mode fork",
             ) from refusal
     if asked.json:
-        _print_json(_facts(parent))
-        return
-    words = "was warm already" if there else "is warm"
-    print(f"{parent.label} {words}: {_described(parent)}")
+        print(json.dumps(_facts(parent), indent=1))
+    else:
+        words = "was warm already" if there else "is warm"
+        print(f"{parent.label} {words}: {_described(parent)}")
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def status(asked: WarmStatusCommand) -> None:
 
     living = kept_fork_servers(warm_root())
     if asked.json:
-        _print_json([_facts(parent) for parent in living])
+        print(json.dumps([_facts(parent) for parent in living], indent=1))
         return
     if not living:
         print("Nothing is kept warm. Try: mmrepro warm start ghost-key-eviction")
@@ -138,8 +139,7 @@ def stop(asked: WarmStopCommand) -> None:
     from mmrepro.supervise.warm import kept_fork_servers
 
     key = asked.key
-    living = kept_fork_servers(warm_root())
-    chosen = [parent for parent in living if not key or parent.key.startswith(key)]
+    chosen = [parent for parent in kept_fork_servers(warm_root()) if parent.key.startswith(key)]
     if key and not chosen:
         raise UsageError(f"Nothing with key {key!r} is kept warm.", hint="mmrepro warm status")
     for parent in chosen:
@@ -150,21 +150,16 @@ def stop(asked: WarmStopCommand) -> None:
 
 
 def _facts(parent: ForkServer) -> dict[str, Any]:
-    import dataclasses
-
-    facts = dataclasses.asdict(parent.facts)
     return {
         "key": parent.key,
         "label": parent.label,
         "idle_s": parent.kept_s,
         "last_used": parent.last_used,
-        **facts,
+        **asdict(parent.facts),
     }
 
 
 def _described(parent: ForkServer) -> str:
-    import time
-
     facts = parent.facts
     left = max(0.0, parent.last_used + parent.kept_s - time.time())
     return (
@@ -172,9 +167,3 @@ def _described(parent: ForkServer) -> str:
         f"{units.size(facts.memory_bytes)}, {facts.served} servers; "
         f"ends in {units.duration(left)} unless it is used"
     )
-
-
-def _print_json(document: object) -> None:
-    import json
-
-    print(json.dumps(document, indent=1))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Annotated, Literal
 
-from mmrepro.errors import UsageError
 from mmrepro.incident import Setting, StandIn, WheelFacts
 from mmrepro.records import Record
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 PAIR_FILE = "pair.json"
 NAMES = ("A", "B", "control")
 """A and B collide. The control is B with one bit of one pixel flipped: it collides with neither."""
 
 
-class PairImage(Record):
-    """One PNG, and what the engine's own classes make of it."""
+class Identity(Record):
+    """What the engine's own classes make of a picture."""
 
-    file: str
-    sha256: Annotated[str, Field(description="of the PNG")]
-    bytes: int
-    hash: Annotated[str, Field(description="the engine's 64-bit hash, 16 hexadecimal digits")]
+    hash: Annotated[
+        str, Field(pattern=r"^[0-9a-f]{16}$", description="64 bits, 16 hexadecimal digits")
+    ]
     pad_value: int
     features_sha256: Annotated[str, Field(description="of the preprocessed pixels' bytes")]
 
@@ -31,35 +27,43 @@ class PairImage(Record):
         return int(self.hash, 16)
 
 
-class SearchedEngine(Record):
+class PairImage(Identity):
+    """One PNG, and what the engine makes of it."""
+
+    file: str
+    sha256: Annotated[str, Field(description="of the PNG")]
+    bytes: int
+
+
+class EngineFacts(Record):
+    """The engine's code as it was imported."""
+
+    python: str
+    packages: dict[str, str]
+    image_processor: Annotated[str, Field(description="class of the engine's image processor")]
+    set_pad_value: Annotated[str, Field(description="the engine's method, as installed")]
+
+
+class SearchedEngine(EngineFacts):
     """In what the pair was searched and verified."""
 
     name: str
     release: str
     device: str
     wheel: WheelFacts | None = None
-    python: str
-    packages: dict[str, str]
-    image_processor: Annotated[str, Field(description="class of the engine's image processor")]
-    set_pad_value: Annotated[str, Field(description="the engine's method, as installed")]
     model: str
     preprocessor_sha256: Annotated[str, Field(description="of preprocessor_config.json")]
     stand_ins: list[StandIn] = []
     settings: list[Setting] = []
 
 
-class SearchFacts(Record):
-    """How the pair was found."""
+class Searched(Record):
+    """What the worker reports of its search."""
 
-    bits: int
-    seed: int | None
-    pictures: Annotated[str, Field(description="where the two common pictures come from")]
     width: Annotated[int, Field(description="of A, pixels")]
     height: Annotated[int, Field(description="of A, pixels")]
     varying: Annotated[int, Field(description="pixels whose blue varies, the last of the last row")]
-    jobs: int
     images: Annotated[int, Field(description="images hashed, both families together")]
-    probability: Annotated[float, Field(description="chance to find a pair among so many")]
     index_a: int
     index_b: int
     hashed_bytes: Annotated[int, Field(description="bytes that the engine hashes for an image")]
@@ -68,6 +72,16 @@ class SearchFacts(Record):
     start_s: Annotated[float, Field(description="seconds until the engine was imported")]
     learn_s: float
     search_s: float
+
+
+class SearchFacts(Searched):
+    """How the pair was found."""
+
+    bits: int
+    seed: int | None
+    pictures: Annotated[str, Field(description="where the two common pictures come from")]
+    jobs: int
+    probability: Annotated[float, Field(description="chance to find a pair among so many")]
 
 
 class Pair(Record):
@@ -102,27 +116,3 @@ def equal_low_bits(first: int, second: int) -> int:
     """How many low bits of two 64-bit values agree before the first that differs."""
     different = (first ^ second) & ((1 << 64) - 1)
     return 64 if not different else (different & -different).bit_length() - 1
-
-
-def load_pair(folder: Path) -> Pair:
-    """The pair in ``folder``; its files are compared with what ``pair.json`` says of them.
-
-    Raises:
-        UsageError: there is none, it cannot be read, or a file was changed.
-    """
-    again = "make one: mmrepro collide --engine sglang --release 0.5.6"
-    try:
-        pair = Pair.model_validate_json((folder / PAIR_FILE).read_bytes())
-    except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no {PAIR_FILE}.", hint=again) from error
-    except (OSError, ValidationError) as error:
-        raise UsageError(f"{folder / PAIR_FILE} cannot be read: {error}", hint=again) from error
-    for name in NAMES:
-        if name not in pair.images:
-            raise UsageError(f"{folder / PAIR_FILE} says nothing of {name}.", hint=again)
-        file = folder / f"{name}.png"
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != (
-            pair.images[name].sha256
-        ):
-            raise UsageError(f"{file} is missing or was changed since the search.", hint=again)
-    return pair

@@ -7,229 +7,114 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from random import Random
 
 from mmrepro import __version__
-from mmrepro.collide import families
+from mmrepro.collide.options import CollideCommand
 from mmrepro.collide.pair import (
     NAMES,
     PAIR_FILE,
+    EngineFacts,
+    Identity,
     Pair,
     PairImage,
     SearchedEngine,
     SearchFacts,
     equal_low_bits,
 )
-from mmrepro.collide.worker import (
-    SILENCE_S,
-    EngineSeen,
-    Event,
-    Exhausted,
-    Identity,
-    PairSeen,
-    Progressed,
-    Ready,
-    Stage,
-    Verified,
-    events,
-)
-from mmrepro.environments.spec import Environment
-from mmrepro.errors import InfrastructureError, NoPair, UnwritableOutput, UsageError
-from mmrepro.incident import Setting, StandIn
+from mmrepro.collide.worker import Place, Progress, ask
+from mmrepro.errors import InfrastructureError, UnwritableOutput, UsageError
 from mmrepro.incident.model import cross_probability
 from mmrepro.machine.files import refuse_other_kinds, write_file
-from PIL import Image
+from PIL import Image, ImageDraw, UnidentifiedImageError
 
 MIN_BITS, MAX_BITS = 8, 40
 """More than 40 bits: the hashes no longer fit into memory comfortably."""
-
 FACTOR = 28
 """Qwen2-VL's image token is 28 x 28 pixels."""
-LEAST_SIDE = 56
+LEAST_SIDE, MAX_SIDE = 56, 840
 """SGLang sets the least size of a Qwen2-VL image to 3136 = 56 x 56 pixels itself (0.5.6
-utils/hf_transformers_utils.py, get_processor); smaller ones it enlarges."""
-DEFAULT_SIDE = 84
+utils/hf_transformers_utils.py, get_processor); smaller ones it enlarges, and those of more than
+1 003 520 pixels it makes smaller."""
 FILES = (*(f"{name}.png" for name in NAMES), PAIR_FILE)
 """What is written; the pair's facts come last."""
 
+# ------------------------------------------------------------------ the families' pictures
 
-@dataclass(frozen=True)
-class Place:
-    """Where the engine's own code is run: an interpreter and its variables."""
-
-    engine: str
-    release: str
-    device: str
-    python: Path
-    env: Mapping[str, str]
-    """Besides the cleaned environment of the harness: what the server itself is given."""
-    model: Path
-    environment: Environment | None = None
-    stand_ins: list[StandIn] = field(default_factory=list)
-    settings: list[Setting] = field(default_factory=list)
-    silence_s: float = SILENCE_S
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        if self.environment is None:
-            yield
-            return
-        with self.environment.in_use():
-            yield
+Pictures = tuple[Image.Image, Image.Image]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """How far a search is, for a progress bar."""
-
-    stage: str
-    images: int = 0
-    """Hashed so far, both families together."""
-    probability: float = 0.0
-    """That so many images hold a pair."""
-    seconds: float = 0.0
-
-
-def find_pair(
-    place: Place,
-    out: Path,
-    *,
-    bits: int = 30,
-    seed: int = 1,
-    size: int = DEFAULT_SIDE,
-    second_size: int | None = None,
-    pictures: tuple[Path, Path] | None = None,
-    jobs: int | None = None,
-    max_images: int | None = None,
-    progress: Callable[[Seen], None] | None = None,
-) -> Pair:
-    """Search two pictures whose hashes agree in their ``bits`` low bits; write them to ``out``.
-
-    The pictures come from two families: all of one family look alike, those of different families
-    do not. ``pictures`` gives the families' common pictures; without it they are drawn from
-    ``seed``, ``size`` pixels a side. ``second_size``: of the second family's, where it is another.
-    Equal arguments find the same pair, whatever ``jobs`` is.
-
-    ``out`` gets A.png, B.png, control.png (B with one bit of one pixel flipped) and pair.json.
-
-    Raises:
-        UsageError: an argument is out of range, or a picture cannot be read.
-        UnwritableOutput: ``out`` cannot be written, or holds a pair already.
-        NoPair: there was none among ``max_images`` images (of both families).
-        InfrastructureError: the engine could not be imported, or its own classes do not confirm
-            what was found.
-    """
-    first, second = pictures_of(
-        bits=bits, seed=seed, size=size, second_size=second_size, pictures=pictures
-    )
-    limit = capacity(bits)
-    if max_images is not None:
-        limit = min(limit, max(1, max_images // 2))
-    say = progress or (lambda _: None)
-    with _output(out) as folder, place.in_use():
-        first.save(folder / "first.png")
-        second.save(folder / "second.png")
-        used = jobs or os.cpu_count() or 1
-        request = {
-            "task": "search",
-            "model": str(place.model),
-            "first": str(folder / "first.png"),
-            "second": str(folder / "second.png"),
-            "out": str(folder),
-            "bits": bits,
-            "varying": varying_pixels(bits),
-            "per_round": per_round(bits),
-            "limit": limit,
-            "jobs": used,
-        }
-        heard = _Heard(bits, say)
-        heard.listen(events(place.python, place.env, request, silence_s=place.silence_s))
-        search = heard.search_facts(
-            seed=None if pictures else seed,
-            pictures="the user's own" if pictures else "drawn from the seed",
-            varying=varying_pixels(bits),
-            jobs=used,
-        )
-        pair = _pair(place, heard.engine, search, heard.identities(NAMES), folder)
-        (folder / PAIR_FILE).write_text(pair.model_dump_json(indent=1) + "\n")
-        for name in FILES:
-            write_file(out / name, (folder / name).read_bytes())
-    return pair
-
-
-def pictures_of(
-    *,
-    bits: int,
-    seed: int,
-    size: int,
-    second_size: int | None = None,
-    pictures: tuple[Path, Path] | None,
-) -> tuple[Image.Image, Image.Image]:
+def pictures_of(asked: CollideCommand) -> Pictures:
     """The families' common pictures. Raises UsageError for any argument that cannot be used."""
-    if not MIN_BITS <= bits <= MAX_BITS:
+    if (asked.first is None) != (asked.second is None):
+        raise UsageError("--first and --second belong together: two families, two pictures.")
+    if not MIN_BITS <= asked.bits <= MAX_BITS:
         raise UsageError(
             f"--bits must be between {MIN_BITS} and {MAX_BITS}.", hint="mmrepro collide --bits 30"
         )
-    drawn = [size] if pictures is None else []
-    for side in (*drawn, *([second_size] if second_size else [])):
-        if side % FACTOR or not LEAST_SIDE <= side <= families.MAX_SIDE:
+    for side in (0 if asked.first else asked.size, asked.second_size or 0):
+        if side and (side % FACTOR or not LEAST_SIDE <= side <= MAX_SIDE):
             raise UsageError(
                 f"The image processor would resize pictures of {side} pixels a side.",
-                hint=f"use a multiple of {FACTOR} from {LEAST_SIDE} to {families.MAX_SIDE}",
+                hint=f"use a multiple of {FACTOR} from {LEAST_SIDE} to {MAX_SIDE}",
             )
-    if pictures is not None:
-        return families.load(pictures, FACTOR, LEAST_SIDE, second_size)
-    return families.draw(seed, size, second_size)
+    if asked.first and asked.second:
+        return _load(asked.first, asked.second, asked.second_size)
+    return draw(asked.seed, asked.size, asked.second_size)
 
 
-def require_pictures(folder: Path) -> None:
-    """Raises UsageError when ``folder`` lacks one of the three."""
-    for name in NAMES:
-        if not (folder / f"{name}.png").is_file():
-            raise UsageError(
-                f"{folder} holds no {name}.png.", hint="give the --out of an earlier search"
-            )
+def draw(seed: int, size: int, second_size: int | None = None) -> Pictures:
+    """A red square on black and a blue disc on white, ``size`` pixels a side; the disc's picture
+    ``second_size``, if given.
 
-
-def verify_pair(
-    place: Place, folder: Path, progress: Callable[[Seen], None] | None = None
-) -> tuple[SearchedEngine, dict[str, PairImage]]:
-    """What the engine at ``place`` makes of the pictures in ``folder``, whoever found them.
-
-    Raises:
-        UsageError: a picture is missing.
-        InfrastructureError: the engine could not be asked.
+    The seed shifts colours and places a little: other seeds give other families, none of which
+    could be mistaken for the other.
     """
-    require_pictures(folder)
-    files = {name: folder / f"{name}.png" for name in NAMES}
-    engine, identities = identify(place, files, progress)
-    return engine, _images(identities, folder)
+    random = Random(seed)  # noqa: S311 - pictures, not secrets
+
+    def near(*colour: int) -> tuple[int, ...]:
+        return tuple(min(255, max(0, part + random.randint(-14, 14))) for part in colour)
+
+    def box(size: int, margin: float) -> tuple[int, int, int, int]:
+        x, y = (round(size * (margin + random.uniform(-0.04, 0.04))) for _ in range(2))
+        side = round(size * (1 - 2 * margin))
+        return x, y, x + side, y + side
+
+    first = Image.new("RGB", (size, size), near(18, 20, 26))
+    ImageDraw.Draw(first).rectangle(box(size, 0.25), fill=near(220, 45, 40))
+    other = second_size or size
+    second = Image.new("RGB", (other, other), near(240, 236, 226))
+    ImageDraw.Draw(second).ellipse(box(other, 0.16), fill=near(35, 70, 210))
+    return first, second
 
 
-def identify(
-    place: Place, files: Mapping[str, Path], progress: Callable[[Seen], None] | None = None
-) -> tuple[SearchedEngine, dict[str, Identity]]:
-    """The hash and the pad value that the engine at ``place`` gives to each picture.
+def _load(first: Path, second: Path, second_size: int | None) -> Pictures:
+    """The user's pictures, brought to a size that the image processor keeps.
 
-    Raises:
-        InfrastructureError: the engine could not be asked.
+    The size is the first's, rounded to whole tokens; the second's ``second_size`` a side, if given.
     """
-    request = {
-        "task": "verify",
-        "model": str(place.model),
-        "images": {name: str(file.absolute()) for name, file in files.items()},
-    }
-    heard = _Heard(0, progress or (lambda _: None))
-    with place.in_use():
-        heard.listen(events(place.python, place.env, request, silence_s=place.silence_s))
-    return _engine_facts(place, heard.engine), heard.identities(files.keys())
+    opened = []
+    for path in (first, second):
+        try:
+            with Image.open(path) as picture:
+                opened.append(picture.convert("RGB"))
+        except FileNotFoundError as error:
+            raise UsageError(f"There is no picture {path}.") from error
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            raise UsageError(f"{path} is not a picture that can be read.") from error
+    width, height = (
+        max(LEAST_SIDE, min(MAX_SIDE, round(side / FACTOR) * FACTOR)) for side in opened[0].size
+    )
+    other = (second_size, second_size) if second_size else (width, height)
+    return opened[0].resize((width, height)), opened[1].resize(other)
 
 
-# ------------------------------------------------------------------ sizes
+# ------------------------------------------------------------------ the search
 
 
 def varying_pixels(bits: int) -> int:
@@ -247,114 +132,113 @@ def per_round(bits: int) -> int:
     return max(16, 1 << max(0, bits // 2 - 2))
 
 
-# ------------------------------------------------------------------ what the worker says
+def _chance(bits: int, images: int) -> float:
+    return cross_probability(images // 2, images // 2, bits)
 
 
-class _Heard:
-    """Takes in the worker's events."""
-
-    def __init__(self, bits: int, say: Callable[[Seen], None]) -> None:
-        self._bits = bits
-        self._say = say
-        self._began = time.monotonic()
-        self._stage = "starting the engine's interpreter"
-        self._engine: EngineSeen | None = None
-        self._ready: Ready | None = None
-        self._pair: PairSeen | None = None
-        self._verified: Verified | None = None
-        self._start_s = self._search_s = 0.0
-
-    def listen(self, stream: Iterator[Event]) -> None:
-        self._say(Seen(self._stage))
-        with closing(stream):  # type: ignore[type-var] # a generator
-            for event in stream:
-                self._take(event)
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Stage):
-            self._stage = event.text
-            self._say(Seen(event.text))
-        elif isinstance(event, EngineSeen):
-            self._engine = event
-            self._start_s = time.monotonic() - self._began
-        elif isinstance(event, Ready):
-            self._ready = event
-            self._stage = "hashing images"
-            self._say(Seen(self._stage))
-        elif isinstance(event, Progressed):
-            self._search_s = event.seconds
-            chance = cross_probability(event.images, event.images, self._bits)
-            self._say(Seen(self._stage, 2 * event.images, chance, event.seconds))
-        elif isinstance(event, Exhausted):
-            images = 2 * event.images
-            chance = cross_probability(event.images, event.images, self._bits)
-            raise NoPair(
-                f"No pair among {images:,} images (the chance of one was {chance:.1%}).",
-                hint="try another --seed, or a larger --max-images",
-            )
-        elif isinstance(event, PairSeen):
-            self._pair = event
-        elif isinstance(event, Verified):
-            self._verified = event
-
-    @property
-    def engine(self) -> EngineSeen:
-        if self._engine is None:
-            raise InfrastructureError("The search ended without a word of the engine.")
-        return self._engine
-
-    def identities(self, names: Collection[str]) -> dict[str, Identity]:
-        if self._verified is None or set(self._verified.images) != set(names):
-            raise InfrastructureError("The search ended before the pictures were verified.")
-        return self._verified.images
-
-    def search_facts(
-        self, *, seed: int | None, pictures: str, varying: int, jobs: int
-    ) -> SearchFacts:
-        if self._ready is None or self._pair is None:
-            raise InfrastructureError("The search ended without a pair.")
-        each = self._pair.images
-        return SearchFacts(
-            bits=self._bits,
-            seed=seed,
-            pictures=pictures,
-            width=self._ready.width,
-            height=self._ready.height,
-            varying=varying,
-            jobs=jobs,
-            images=2 * each,
-            probability=cross_probability(each, each, self._bits),
-            index_a=self._pair.first,
-            index_b=self._pair.second,
-            hashed_bytes=self._ready.hashed_bytes,
-            tail_bytes=self._ready.tail_bytes,
-            samples_checked=self._ready.samples,
-            start_s=round(self._start_s, 3),
-            learn_s=self._ready.seconds,
-            search_s=self._search_s,
-        )
-
-
-def _pair(
-    place: Place,
-    engine: EngineSeen,
-    search: SearchFacts,
-    identities: Mapping[str, Identity],
-    folder: Path,
+def find_pair(
+    place: Place, out: Path, asked: CollideCommand, progress: Progress | None = None
 ) -> Pair:
-    pair = Pair(
-        tool=f"mmrepro {__version__}",
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        engine=_engine_facts(place, engine),
-        search=search,
-        images=_images(identities, folder),
-    )
-    _confirm(pair, search.bits)
+    """Search two pictures whose hashes agree in their ``bits`` low bits; write them to ``out``.
+
+    The pictures come from two families: all of one family look alike, those of different families
+    do not. Equal arguments find the same pair, whatever ``jobs`` is.
+
+    ``out`` gets A.png, B.png, control.png (B with one bit of one pixel flipped) and pair.json.
+
+    Raises:
+        UsageError: an argument is out of range, or a picture cannot be read.
+        UnwritableOutput: ``out`` cannot be written, or holds a pair already.
+        NoPair: there was none among ``max_images`` images (of both families).
+        InfrastructureError: the engine could not be imported, or its own classes do not confirm
+            what was found.
+    """
+    bits, own = asked.bits, asked.first is not None
+    limit = capacity(bits)
+    if asked.max_images is not None:
+        limit = min(limit, max(1, asked.max_images // 2))
+    pictures = pictures_of(asked)
+    jobs = asked.jobs or os.cpu_count() or 1
+    with _output(out) as folder:
+        for name, picture in zip(("first", "second"), pictures, strict=True):
+            picture.save(folder / f"{name}.png")
+        request = {
+            "task": "search",
+            "began": time.time(),
+            "model": str(place.model),
+            "first": str(folder / "first.png"),
+            "second": str(folder / "second.png"),
+            "out": str(folder),
+            "bits": bits,
+            "varying": varying_pixels(bits),
+            "per_round": per_round(bits),
+            "limit": limit,
+            "jobs": jobs,
+        }
+        result = ask(place, request, progress, partial(_chance, bits))
+        if result.search is None or set(result.images) != set(NAMES):
+            raise InfrastructureError("The search ended without a pair.")
+        search = SearchFacts(
+            **dict(result.search),
+            bits=bits,
+            seed=None if own else asked.seed,
+            pictures="the user's own" if own else "drawn from the seed",
+            jobs=jobs,
+            probability=_chance(bits, result.search.images),
+        )
+        pair = Pair(
+            tool=f"mmrepro {__version__}",
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            engine=_engine(place, result.engine),
+            search=search,
+            images=_images(result.images, folder),
+        )
+        _confirm(pair, bits)
+        (folder / PAIR_FILE).write_text(pair.model_dump_json(indent=1) + "\n")
+        for name in FILES:
+            write_file(out / name, (folder / name).read_bytes())
     return pair
 
 
+def require_pictures(folder: Path) -> None:
+    """Raise UsageError when ``folder`` lacks one of the three."""
+    for name in NAMES:
+        if not (folder / f"{name}.png").is_file():
+            raise UsageError(
+                f"{folder} holds no {name}.png.", hint="give the --out of an earlier search"
+            )
+
+
+def verify_pair(
+    place: Place, folder: Path, progress: Progress | None = None
+) -> tuple[SearchedEngine, dict[str, PairImage]]:
+    """What the engine at ``place`` makes of the pictures in ``folder``, whoever found them.
+
+    Raises:
+        UsageError: a picture is missing.
+        InfrastructureError: the engine could not be asked.
+    """
+    require_pictures(folder)
+    engine, found = identify(place, {name: folder / f"{name}.png" for name in NAMES}, progress)
+    return engine, _images(found, folder)
+
+
+def identify(
+    place: Place, files: Mapping[str, Path], progress: Progress | None = None
+) -> tuple[SearchedEngine, dict[str, Identity]]:
+    """The hash and the pad value that the engine at ``place`` gives to each picture.
+
+    Raises:
+        InfrastructureError: the engine could not be asked.
+    """
+    images = {name: str(file.absolute()) for name, file in files.items()}
+    request = {"task": "verify", "model": str(place.model), "images": images}
+    result = ask(place, request, progress)
+    return _engine(place, result.engine), result.images
+
+
 def _confirm(pair: Pair, bits: int) -> None:
-    """The engine's own hashes must say what the search predicted: else nothing was found."""
+    """The engine's own hashes must be what the search predicted: else nothing was found."""
     a, b, control = (pair.images[name] for name in NAMES)
     if pair.equal_bits < bits or a.hash == b.hash:
         raise InfrastructureError(
@@ -365,21 +249,15 @@ def _confirm(pair: Pair, bits: int) -> None:
         raise InfrastructureError("The control collides as well; try another --seed.")
 
 
-def _engine_facts(place: Place, seen: EngineSeen) -> SearchedEngine:
+def _engine(place: Place, facts: EngineFacts) -> SearchedEngine:
     preprocessor = place.model / "preprocessor_config.json"
-    try:
-        digest = hashlib.sha256(preprocessor.read_bytes()).hexdigest()
-    except OSError:
-        digest = ""
+    digest = hashlib.sha256(preprocessor.read_bytes()).hexdigest() if preprocessor.is_file() else ""
     return SearchedEngine(
+        **dict(facts),
         name=place.engine,
         release=place.release,
         device=place.device,
         wheel=place.environment.wheel if place.environment else None,
-        python=seen.python,
-        packages=seen.packages,
-        image_processor=seen.image_processor,
-        set_pad_value=seen.set_pad_value,
         model=place.model.name,
         preprocessor_sha256=digest,
         stand_ins=place.stand_ins,
@@ -391,12 +269,9 @@ def _images(identities: Mapping[str, Identity], folder: Path) -> dict[str, PairI
     images = {}
     for name in NAMES:
         data = (folder / f"{name}.png").read_bytes()
-        images[name] = PairImage(
-            file=f"{name}.png",
-            sha256=hashlib.sha256(data).hexdigest(),
-            bytes=len(data),
-            **identities[name].model_dump(),
-        )
+        digest = hashlib.sha256(data).hexdigest()
+        facts = dict(identities[name])
+        images[name] = PairImage(**facts, file=f"{name}.png", sha256=digest, bytes=len(data))
     return images
 
 

@@ -1,114 +1,186 @@
-"""Runs the search's worker with an engine's interpreter and reads what it says, line by line."""
+"""Asks an engine's own code: its environment, and the worker that runs there, line by line."""
 
 from __future__ import annotations
 
 import json
-import queue
+import os
+import select
 import subprocess
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import IO, Any, Literal
 
 from mmrepro.base.units import duration
-from mmrepro.errors import EngineStartError, InfrastructureError
+from mmrepro.collide.pair import EngineFacts, Identity, Searched
+from mmrepro.engines import LaunchRequest, get_engine, spec_for
+from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import Environment
+from mmrepro.errors import EngineStartError, InfrastructureError, NoPair, UsageError
+from mmrepro.incident import Setting, StandIn
+from mmrepro.machine.files import cache_root
 from mmrepro.machine.host import child_environment, die_with_parent
+from mmrepro.models.qwen import TinyQwen2VL
 from mmrepro.records import Record
 from mmrepro.reproducers import reproducer_path
 from mmrepro.text.sanitize import one_line
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-WORKER = "pad_value_search.py"
+ENGINES = ("sglang",)
+"""Engines whose hash the worker knows how to ask for."""
 SILENCE_S = 300.0
 """Importing an engine takes 10 to 60 s on a busy machine; a round of the search, well below 10."""
 
 
-class Stage(Record):
-    event: Literal["stage"]
-    text: str
+@dataclass(frozen=True)
+class Place:
+    """Where the engine's own code is run: an interpreter and its variables.
+
+    Attributes:
+        env: what the server itself is given, besides the harness's own variables, cleaned.
+    """
+
+    engine: str
+    release: str
+    device: str
+    python: Path
+    env: Mapping[str, str]
+    model: Path
+    environment: Environment | None = None
+    stand_ins: list[StandIn] = field(default_factory=list)
+    settings: list[Setting] = field(default_factory=list)
+    silence_s: float = SILENCE_S
 
 
-class EngineSeen(Record):
-    event: Literal["engine"]
-    python: str
-    packages: dict[str, str]
-    image_processor: str
-    set_pad_value: str
+def place_for(
+    engine: str,
+    release: str,
+    *,
+    device: str = "auto",
+    model: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Place:
+    """Return the environment of ``engine`` at ``release``, built if it is not there.
 
-
-class Ready(Record):
-    event: Literal["ready"]
-    height: int
-    width: int
-    hashed_bytes: int
-    tail_bytes: int
-    samples: int
-    seconds: float
-
-
-class Progressed(Record):
-    event: Literal["progress"]
-    images: int  # of each family
-    seconds: float
-
-
-class PairSeen(Record):
-    event: Literal["pair"]
-    first: int
-    second: int
-    low_bits: int
-    images: int
-
-
-class Exhausted(Record):
-    event: Literal["exhausted"]
-    images: int
-
-
-class Identity(Record):
-    hash: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    pad_value: int
-    features_sha256: str
-
-
-class Verified(Record):
-    event: Literal["verified"]
-    images: dict[str, Identity]
-
-
-class ProblemSeen(Record):
-    event: Literal["problem"]
-    text: str
-
-
-Event = (
-    Stage | EngineSeen | Ready | Progressed | PairSeen | Exhausted | Verified | ProblemSeen
-)  # fmt: skip
-_EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
-
-
-def events(
-    python: Path, env: Mapping[str, str], request: Mapping[str, object], *, silence_s: float
-) -> Iterator[Event]:
-    """Start the worker on ``request`` and yield what it says until it ends.
-
-    The worker never outlives this: it is ended when the generator is closed (Ctrl-C too), and the
-    kernel ends it when this process is killed.
+    ``model``: folder of a model whose image processor is used; default: a tiny Qwen2-VL.
 
     Raises:
-        EngineStartError: it ended with an error; ``detail`` holds its last lines.
-        InfrastructureError: it could not be started, said nothing for ``silence_s`` seconds, or
-            said something that is not of its protocol.
+        UsageError: no such engine, or ``model`` has no preprocessor_config.json.
+        UnknownRelease: the package index has no such release.
+        InfrastructureError: the environment could not be built.
     """
+    if engine not in ENGINES:
+        raise UsageError(
+            f"There is no collision search for the engine {engine!r}; there is one for "
+            f"{', '.join(ENGINES)}.",
+            hint="mmrepro collide --engine sglang --release 0.5.6",
+        )
+    if model is not None and not (model / "preprocessor_config.json").is_file():
+        raise UsageError(f"{model} is not the folder of a model: no preprocessor_config.json.")
+    spec = spec_for(engine, release, device)
+    environment = ensure(spec, progress)
+    folder = model.absolute() if model else TinyQwen2VL().write(cache_root() / "models")
+    request = LaunchRequest(
+        environment=environment, model=folder, port=0, max_model_len=4096, server_args=()
+    )
+    plan = get_engine(engine).plan(request)
+    processor = Setting(
+        name="image processor",
+        value="use_fast=False",
+        why="the one that the server gets with --disable-fast-image-processor",
+    )
+    # Options are the server's alone; the worker asks for the same image processor itself.
+    settings = [one for one in plan.settings if not one.name.startswith("-")]
+    return Place(
+        engine, spec.release, spec.device, environment.python, plan.env, folder,
+        environment, plan.stand_ins, [*settings, processor],
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ what the worker writes
+
+
+class Result(Record):
+    """What the engine makes of the pictures, and the search that found them."""
+
+    engine: EngineFacts
+    images: dict[str, Identity]
+    search: Searched | None
+
+
+class Event(Record):
+    """One line of the worker's output.
+
+    Attributes:
+        text: the stage, or the problem.
+        images: hashed so far, of both families.
+        seconds: since the first of them.
+    """
+
+    event: Literal["stage", "progress", "exhausted", "problem", "result"]
+    text: str = ""
+    images: int = 0
+    seconds: float = 0.0
+    result: Result | None = None
+
+
+Progress = Callable[[str, str], None]
+"""Takes the stage and how far it is."""
+
+
+def ask(
+    place: Place,
+    request: Mapping[str, Any],
+    progress: Progress | None,
+    chance: Callable[[int], float] = lambda images: 0.0,
+) -> Result:
+    """Run the worker on ``request`` to its result.
+
+    ``chance``: the probability of a pair among so many images.
+
+    Raises:
+        NoPair: there was none among as many images as the request allows.
+        EngineStartError: the worker ended with an error; ``detail`` holds its last lines.
+        InfrastructureError: it could not be started, wrote nothing for ``silence_s`` seconds, gave
+            up, or wrote something that is not of its protocol.
+    """
+    say = progress or (lambda stage, detail: None)
+    say(stage := "starting the engine's interpreter", "")
+    result = None
+    used = place.environment.in_use() if place.environment else nullcontext()
+    # An error's traceback keeps the generator alive: closing it ends the worker at once.
+    with used, closing(_events(place, request)) as events:
+        for event in events:
+            result, odds = event.result, f"{chance(event.images):.1%}"
+            if event.event == "stage":
+                say(stage := event.text, "")
+            elif event.event == "progress":
+                rate = event.images / event.seconds if event.seconds else 0.0
+                say(stage, f"{odds} sure by now, {event.images:,} images, {rate:,.0f}/s")
+            elif event.event == "exhausted":
+                raise NoPair(
+                    f"No pair among {event.images:,} images (the chance of one was {odds}).",
+                    hint="try another --seed, or a larger --max-images",
+                )
+            elif event.event == "problem":
+                raise InfrastructureError(f"The search gave up: {one_line(event.text, 400)}.")
+    if result is None:
+        raise InfrastructureError("The search ended before the pictures were verified.")
+    return result
+
+
+def _events(place: Place, request: Mapping[str, Any]) -> Generator[Event]:
     with tempfile.TemporaryDirectory(prefix="mmrepro-collide-") as folder:
-        (Path(folder) / "request.json").write_text(json.dumps(request))
-        with (Path(folder) / "stderr").open("w+b") as stderr:
+        file = Path(folder, "request.json")
+        file.write_text(json.dumps(request))
+        with Path(folder, "stderr").open("w+b") as stderr:
             try:
                 process = subprocess.Popen(
-                    [str(python), str(reproducer_path(WORKER)), str(Path(folder, "request.json"))],
+                    [place.python, reproducer_path("pad_value_search.py"), file],
                     cwd=folder,
-                    env=child_environment() | dict(env),
+                    env=child_environment() | dict(place.env),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
@@ -117,7 +189,7 @@ def events(
             except OSError as error:
                 raise InfrastructureError(f"The worker could not be started: {error}.") from error
             try:
-                yield from _read(process, silence_s)
+                yield from _lines(process, place.silence_s)
                 if process.wait(timeout=60) != 0:
                     raise EngineStartError(
                         "The search inside the engine's environment failed "
@@ -126,46 +198,33 @@ def events(
                         detail=_last_lines(stderr),
                     )
             finally:
-                if process.poll() is None:
-                    process.terminate()
-                    try:
-                        process.wait(timeout=5)
-                    except subprocess.TimeoutExpired:
-                        process.kill()
-                        process.wait()
+                process.kill()
+                process.wait()
 
 
-def _read(process: subprocess.Popen[bytes], silence_s: float) -> Iterator[Event]:
-    lines: queue.Queue[bytes | None] = queue.Queue()
+def _lines(process: subprocess.Popen[bytes], silence_s: float) -> Generator[Event]:
     assert process.stdout is not None
-    threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
+    pipe = process.stdout.fileno()
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    rest = b""
     while True:
-        try:
-            line = lines.get(timeout=silence_s)
-        except queue.Empty as error:
+        if not poll.poll(silence_s * 1000):
             raise InfrastructureError(
-                f"The search said nothing for {duration(silence_s)}.",
+                f"The search wrote nothing for {duration(silence_s)}.",
                 hint="try again, or mmrepro check",
-            ) from error
-        if line is None:
+            )
+        if not (data := os.read(pipe, 1 << 16)):
             return
-        try:
-            event = _EVENT.validate_json(line)
-        except ValidationError as error:
-            raise InfrastructureError(
-                "The search said something that is not understood: "
-                + one_line(line.decode("utf-8", "replace"), 200)
-            ) from error
-        if isinstance(event, ProblemSeen):
-            raise InfrastructureError(f"The search gave up: {one_line(event.text, 400)}.")
-        yield event
-
-
-def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    with stream:
-        for line in stream:
-            lines.put(line)
-    lines.put(None)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            try:
+                yield Event.model_validate_json(line)
+            except ValidationError as error:
+                raise InfrastructureError(
+                    "The search wrote something that is not understood: "
+                    + one_line(line.decode("utf-8", "replace"), 200)
+                ) from error
 
 
 def _last_lines(stderr: IO[bytes], count: int = 6) -> list[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from mmrepro.diagnose import classes_logged
-from mmrepro.diagnose.class_facts import named
+from mmrepro.diagnose.classes_logged import named
 from mmrepro.diagnose.frozen import Stance, stance
 from mmrepro.diagnose.readings import View
 from mmrepro.diagnose.threads import MIN_SAMPLES, Course

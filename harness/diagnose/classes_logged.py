@@ -1,18 +1,110 @@
-"""Classes of failure that a log tells, of a server that lives or is gone. Pure functions."""
+"""Classes of failure: what is known of each, and those that a log alone shows. Pure functions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from mmrepro.diagnose.class_facts import named
 from mmrepro.diagnose.readings import View
 from mmrepro.engines import ENGINES
 from mmrepro.incident.diagnosis import Certainty, LiveClass, NamedClass
-from mmrepro.probes.data import LogLine
+from mmrepro.probes.data import LogLine, LogPattern
 from mmrepro.signature import crash
 from mmrepro.signature.live_server import CORE_ALIVE
 from mmrepro.signature.views import log_count, log_lines
+
+# --------------------------------------------------------------- what is known of each
+
+
+HERE = "docs/diagnose.md#classes"
+_VLLM = "https://github.com/vllm-project/vllm/issues"
+_SGLANG = "https://github.com/sgl-project/sglang/issues"
+
+
+def _vllm(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"vllm#{n} {_VLLM}/{n}" for n in numbers)
+
+
+def _sglang(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"sglang#{n} {_SGLANG}/{n}" for n in numbers)
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    advice: tuple[str, ...]
+    references: tuple[str, ...]
+
+
+def _facts(references: tuple[str, ...], *advice: str) -> ClassFacts:
+    return ClassFacts(advice, (*references, HERE))
+
+
+CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
+    LiveClass.STEPS_STOPPED: _facts(
+        _vllm(43941, 21148),
+        "restart it after its evidence is kept (mmrepro diagnose URL --out DIR): it does not "
+        "recover by itself",
+        "what was sent last matters: mmrepro replay shrinks recorded traffic to it",
+    ),
+    LiveClass.KILLED_BY_INPUT: _facts(
+        _vllm(54195, 43920) + _sglang(27398),
+        "refuse or rewrite the field at the gateway: a restart meets the same request again",
+        "try the request on a newer release: most of these are answered with 400 there",
+    ),
+    LiveClass.NEVER_FITS: _facts(
+        (*_vllm(35541, 39734), "docs/kv-budget.md"),
+        "everything behind it in the queue waits as well: end the client that sent it",
+        "lower --max-model-len below the KV cache's size, or make that larger; see "
+        "mmrepro kv-budget",
+    ),
+    LiveClass.WORK_WITHOUT_CLIENTS: _facts(
+        _vllm(54947, 10806),
+        "requests in the background (/v1/responses with background) and clients of another "
+        "port or of a UNIX socket look the same: are there any?",
+        "a proxy between that keeps no connection, or an abort that is lost: compare with the "
+        "log's lines of aborted requests",
+    ),
+    LiveClass.GAUGES_LIE: _facts(
+        _vllm(29928, 22545),
+        "do not route, scale or alert by these gauges alone; counters of tokens and a small "
+        "request tell the truth (mmrepro watch)",
+    ),
+    LiveClass.MEMORY_GROWS: _facts(
+        _vllm(15294, 50860),
+        "rule out caches that still fill: --mm-processor-cache-gb 0, no prefix caching",
+        "until it is found: restart before the limit, at a moment of your choice",
+    ),
+    LiveClass.PLACEHOLDER_COUNTS: _facts(
+        (*_vllm(15764), *_sglang(40797), "docs/lab/chunked-mm-prefill.md"),
+        "answers to such requests are wrong or missing: look for placeholder tokens in the "
+        "prompt's text, and for another version of transformers than the release was made for",
+        "try it with chunked prefill and the multimodal cache off",
+    ),
+    LiveClass.GRAMMAR_LOOP: _facts(
+        _vllm(14151, 49210, 43920),
+        "find the request with the grammar or schema (response_format, structured_outputs) and "
+        "bound its size at the gateway",
+        "another backend of grammars, or a newer one, may take it",
+    ),
+}
+
+
+def named(name: LiveClass, certainty: Certainty, sentence: str, why: Iterable[str]) -> NamedClass:
+    """A class with what is known of it; empty observations are left out."""
+    facts = CLASS_FACTS[name]
+    return NamedClass(
+        name=name,
+        certainty=certainty,
+        sentence=sentence,
+        why=[text for text in why if text],
+        advice=list(facts.advice),
+        references=list(facts.references),
+    )
+
+
+# --------------------------------------------------------------- patterns
+
 
 NEAR_LINES = 1000
 """Before the line with which the engine ends: workers' tracebacks, of each of them two."""
@@ -37,18 +129,11 @@ FIELDS: Mapping[str, str] = {
 
 GROUPS = (
     ("structured_outputs",),
-    (
-        "top_logprobs",
-        "prompt_logprobs",
-        "prompt_embeds",
-        "logit_bias",
-        "bad_words",
-        "mm_hashes",
-        "lora",
-    ),
+    ("top_logprobs", "prompt_logprobs", "prompt_embeds", "logit_bias", "bad_words", "mm_hashes",
+     "lora"),
     ("stop_token_ids", "min_tokens"),
-)
-"""Of at most eight texts each: for more of them a log's every line would be decoded."""
+)  # fmt: skip
+"""Each is one pattern: of all its matches the first 20 and last 5 lines are kept."""
 
 GRAMMAR_ERROR = (
     r"EBNF|[Gg]rammar|xgrammar|llguidance|outlines|[Ff]ailed to advance FSM|json_schema_converter|"
@@ -62,18 +147,10 @@ MISMATCHES: Mapping[str, tuple[str, str, bool]] = {
     r"(?P<places>\d+) placeholders": _TOKENS,
     # vllm/v1/worker/utils.py, 0.11.0 to 0.32.0: whole items
     r"Expected number of multimodal embeddings to match number of input items: "
-    r"(?P<places>\d+), but got (?:len\(mm_embeddings\)=)?(?P<embeddings>\d+)": (
-        "embeddings",
-        "items",
-        True,
-    ),
+    r"(?P<places>\d+), but got (?:len\(mm_embeddings\)=)?(?P<embeddings>\d+)": _ITEMS,
     # sglang/srt/managers/mm_utils.py of 0.5.6 and 0.5.17, mm_schedule.py of 0.5.23
     r"multimodal embedding does not match those in the input text\. Got (?P<places>\d+) tokens in "
-    r"the text but (?P<embeddings>\d+) tokens from multimodal embeddings": (
-        "embeddings",
-        "placeholders",
-        True,
-    ),
+    r"the text but (?P<embeddings>\d+) tokens from multimodal embeddings": _TOKENS,
     # transformers' models, which SGLang and LMDeploy take over
     r"[Ff]eatures and (?:image|video|audio) tokens do not match: tokens: (?P<places>\d+), "
     r"features:? (?P<embeddings>\d+)": _TOKENS,
@@ -89,15 +166,19 @@ ENVIRONMENT = re.compile(
 )
 """Exceptions that a machine brings about more often than a request does."""
 
+
+def _frames_of(names: Sequence[str]) -> LogPattern:
+    """A line of a traceback that names one of these fields."""
+    fields = "|".join(FIELDS[name] for name in names)
+    return LogPattern(rf"(?:^|[\])])\s{{2,}}\S.*(?:{fields})", *fields.split("|"))
+
+
 LOG_PATTERNS: Mapping[str, str] = {
     "exception": crash.LOG_PATTERNS["exception"],
     "core-exception": r"^\((?!APIServer)\w[^()]* pid=\d+\) ERROR .*\] (?:[A-Za-z_]\w*\.)*[A-Z]\w*"
     r"(?:Error|Exception): ",
     "dumped-request": r"Dumping scheduler output for model execution: ",
-    **{
-        f"traceback-{n}": rf"(?:^|[\])])\s{{2,}}\S.*(?:{'|'.join(FIELDS[name] for name in names)})"
-        for n, names in enumerate(GROUPS)
-    },
+    **{f"traceback-{n}": _frames_of(names) for n, names in enumerate(GROUPS)},
     "kv-size": r"GPU KV cache size: |Maximum concurrency for |max_total_num_tokens=",
     **{expression: expression for expression in MISMATCHES},
 }
@@ -106,19 +187,10 @@ LOG_PATTERNS: Mapping[str, str] = {
 _NUMBER = re.compile(r"(?<![\w.])\d{3,}(?![\w.])")
 _PARAMETER = re.compile(r"(\w+)=(\[[^\]]*\]|\{[^}]*\}|'[^']*'|[^,()]+)")
 _UNSET = frozenset({"None", "[]", "{}", "False", "0", "0.0"})
-_ALWAYS = frozenset(
-    {
-        "n",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "repetition_penalty",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-    }
-)
+_ALWAYS = frozenset({
+    "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "repetition_penalty",
+    "skip_special_tokens", "spaces_between_special_tokens",
+})  # fmt: skip
 """Fields that nearly every request has, or that are something by default."""
 
 

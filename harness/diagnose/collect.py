@@ -20,18 +20,15 @@ from mmrepro.engines.base import UVICORN_STARTS
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.diagnosis import Effect
-from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
-from mmrepro.probes.connections import ConnectionsProbe
+from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
-from mmrepro.probes.fetch import fetch
 from mmrepro.probes.gpu import GpuProbe
-from mmrepro.probes.http import HttpProbe, field_of, first_model
-from mmrepro.probes.inference import InferenceProbe
-from mmrepro.probes.log_files import LogFilesProbe, recent
-from mmrepro.probes.log_life import Life
+from mmrepro.probes.http import HttpProbe, InferenceProbe, fetch, field_of, first_model
+from mmrepro.probes.log_files import recent
+from mmrepro.probes.log_lines import Life
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
-from mmrepro.probes.processes import ProcessesProbe
+from mmrepro.probes.processes import ConnectionsProbe, ProcessesProbe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.probes.syscalls import SyscallsProbe
 from mmrepro.signature import live_server as live
@@ -352,14 +349,16 @@ class Collector:
         local = self.target.facts.place == "local"
         since = datetime.fromtimestamp(began) if local and began is not None else None
 
-        def probe(name: str) -> Probe[LogsData]:
-            path, life = Path(name), Life(starts, since)
-            if files := [f for f in recent(path, MAX_LOG_BYTES) if not _older(f, began)]:
-                return LogFilesProbe(
-                    files, patterns, progress, added=added, rotated=False, life=life
-                )
+        def probe(name: str) -> LogsProbe:
+            path = Path(name)
+            files = [f for f in recent(path, MAX_LOG_BYTES) if not _older(f, began)]
             return LogsProbe(
-                path, patterns, progress, max_bytes=MAX_LOG_BYTES, added=added, life=life
+                files or [path],
+                patterns,
+                progress,
+                max_bytes=MAX_LOG_BYTES,
+                added=added,
+                life=Life(starts, since),
             )
 
         logs = self.target.facts.logs[:MAX_LOGS]
@@ -454,14 +453,3 @@ def _usage() -> tuple[float, int]:
     )
     cpu = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
     return cpu, max(own.ru_maxrss, children.ru_maxrss) * 1024
-
-
-def refused_stacks(evidence: Evidence) -> str:
-    """Why Python stacks are missing; "" when some could be read."""
-    reason = ""
-    for result in evidence.probes:
-        if result.probe == "stacks":
-            if result.status is ProbeStatus.OK:
-                return ""
-            reason = result.reason
-    return reason

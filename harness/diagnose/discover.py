@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import mmap
 import os
 import re
+import socket
 import stat
 import time
 from collections.abc import Sequence
@@ -14,14 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 from mmrepro.base import processes
 from mmrepro.base.processes import Socket
-from mmrepro.diagnose import sockets
-from mmrepro.engines import ENGINES, Engine, Signs
+from mmrepro.engines import ENGINES, Engine, Signs, get_engine
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
 from mmrepro.machine.files import is_file
-from mmrepro.probes.fetch import api_root
+from mmrepro.probes.http import api_root
+from mmrepro.probes.processes import role_from_title
 from mmrepro.supervise.warm import FORK_SERVER
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -47,8 +50,6 @@ class Target:
     """The process was named by the user."""
 
     def role_of(self, name: str, cmdline: str) -> str:
-        from mmrepro.probes.processes import role_from_title
-
         return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
 
 
@@ -93,12 +94,12 @@ def parse_url(url: str) -> tuple[str, int]:
 def _listen(target: Target, host: str, port: int) -> None:
     """Find who listens, where ``host`` is this machine or a container on it."""
     facts = target.facts
-    known = sockets.addresses(host)
+    known = addresses(host)
     namespace: int | str = "self"
-    if any(sockets.is_ours(a) for a in known):
+    if any(is_ours(a) for a in known):
         facts.place = "local"
     else:
-        inside = next((p for a in known if (p := sockets.namespace_with(a)) is not None), None)
+        inside = next((p for a in known if (p := namespace_with(a)) is not None), None)
         if inside is None:
             target.unseen.append(
                 f"{host} is not an address of this machine: only what HTTP shows can be seen; "
@@ -106,7 +107,7 @@ def _listen(target: Target, host: str, port: int) -> None:
             )
             return
         facts.place, namespace = "container", inside
-    listening = _matching(sockets.listeners(port, namespace), known)
+    listening = _matching(listeners(port, namespace), known)
     facts.listening = bool(listening)
     if not listening:
         return
@@ -217,8 +218,6 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
     commands += [_title(p.pid) for p in target.facts.processes]
     signs = Signs(tuple(commands), metrics)
     if chosen != "auto":
-        from mmrepro.engines import get_engine
-
         target.engine, reasons = get_engine(chosen), ["given with --engine"]
     else:
         ranked = sorted(
@@ -401,3 +400,56 @@ def _readable(link: str, name: str, wanted: os.stat_result) -> Path:
     except OSError:
         pass
     return Path(link)
+
+
+# --------------------------------------------------------------- addresses and sockets
+
+
+def listeners(port: int, pid: int | str = "self") -> list[Socket]:
+    """Sockets that listen on ``port`` in the network namespace of ``pid``."""
+    known = processes.sockets(pid) or []
+    return [s for s in known if s.port == port and s.state == processes.LISTEN]
+
+
+def addresses(host: str) -> list[str]:
+    """What ``host`` resolves to; empty when it does not."""
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
+
+
+def is_ours(address: str) -> bool:
+    """Whether an address belongs to this network namespace."""
+    parsed = ipaddress.ip_address(address)
+    if parsed.is_loopback or parsed.is_unspecified:
+        return True
+    return any(
+        entry.address.partition("%")[0] == address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+    )
+
+
+def namespace_with(address: str) -> int | None:
+    """A process in another network namespace that owns ``address``: a container's, seen from its
+    host. Needs the right to look into it."""
+    seen = {processes.link("self", "ns/net")}
+    for pid in processes.pids():
+        namespace = processes.link(pid, "ns/net")
+        if not namespace or namespace in seen:
+            continue
+        seen.add(namespace)
+        if owns(processes.read(pid, "net/fib_trie").decode("ascii", "replace"), address):
+            return pid
+    return None
+
+
+def owns(fib_trie: str, address: str) -> bool:
+    """Whether a namespace's /proc/net/fib_trie has ``address`` as one of its own."""
+    lines = [line.strip() for line in fib_trie.splitlines()]
+    return any(
+        line == f"|-- {address}" and following.startswith("/32 host LOCAL")
+        for line, following in pairwise(lines)
+    )

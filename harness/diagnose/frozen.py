@@ -7,6 +7,7 @@ from typing import Any
 
 from mmrepro.diagnose.readings import View
 from mmrepro.diagnose.threads import MIN_SAMPLES, Course, bare, holder
+from mmrepro.engines import ENGINES
 from mmrepro.incident.diagnosis import Assessment, ServerState
 from mmrepro.probes.data import SyscallsData
 
@@ -165,8 +166,6 @@ def _turns_idly(view: View, course: Course) -> bool:
 
 def idle_loops(view: View) -> frozenset[str]:
     """Functions in which this engine's core turns round while it has nothing to do."""
-    from mmrepro.engines import ENGINES
-
     engine = ENGINES.get(view.facts.engine)
     return frozenset(engine.idle_loops) if engine else frozenset()
 

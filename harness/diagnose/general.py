@@ -19,17 +19,11 @@ from mmrepro.signature.views import log_count, log_lines
 SLOW_SHARE = 0.5
 """A small request that takes more of its deadline than that is slow."""
 STOPPED = {"T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a tracer"}
-STANDSTILLS = frozenset(
-    {
-        ServerState.FROZEN_PYTHON,
-        ServerState.FROZEN_NATIVE,
-        ServerState.FROZEN,
-        ServerState.BLOCKED_ON_LOCK,
-        ServerState.FRONT_FROZEN,
-        ServerState.STARVED,
-        ServerState.NOT_RECEIVING,
-    }
-)
+STANDSTILLS = frozenset({
+    ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.FROZEN,
+    ServerState.BLOCKED_ON_LOCK, ServerState.FRONT_FROZEN, ServerState.STARVED,
+    ServerState.NOT_RECEIVING,
+})  # fmt: skip
 NAN_TEXT = "!"
 """Token 0 of GPT-2's and many later vocabularies: what an arg max over NaN logits gives."""
 NAN_LENGTH = 6

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrepro import __version__
-from mmrepro.diagnose.patterns import as_seen_by
+from mmrepro.diagnose.match import as_seen_by
 from mmrepro.evidence import Evidence
 from mmrepro.incident import (
     EngineFacts,

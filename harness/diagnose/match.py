@@ -1,12 +1,20 @@
-"""Every known failure's signature, tried on one and the same evidence."""
+"""Every known failure's signature, tried on one and the same evidence.
+
+The log is searched once for each distinct expression of all of them, under the expression itself as
+its name; before a scenario judges, its own names are put back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mmrepro.diagnose.patterns import as_seen_by
+from mmrepro.diagnose import general
+from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import Fit, Match
+from mmrepro.incident.diagnosis import Fit, Match, ServerState, TargetFacts
+from mmrepro.probes.base import ProbeResult, ProbeStatus
+from mmrepro.probes.data import InferenceData, LogsData
+from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.signature import ConditionResult, Finding, Truth, combine, evaluate
 
@@ -150,3 +158,76 @@ def _blank(scenario: Scenario, why: str) -> Match:
         fit=Fit.NOT_THIS,
         why=why,
     )
+
+
+# --------------------------------------------------------------- log patterns
+
+
+def union(scenarios: Iterable[Scenario]) -> dict[str, str]:
+    """Every expression of theirs, each once."""
+    return {p: p for scenario in scenarios for p in scenario.log_patterns.values()}
+
+
+def as_seen_by(scenario: Scenario, evidence: Evidence) -> Evidence:
+    """The evidence with the log's matches under the scenario's own names."""
+    if not scenario.log_patterns:
+        return evidence
+    probes = [
+        result.model_copy(update={"data": _renamed(scenario, result.data)})
+        if isinstance(result.data, LogsData)
+        else result
+        for result in evidence.probes
+    ]
+    return evidence.model_copy(update={"probes": probes})
+
+
+def _renamed(scenario: Scenario, data: LogsData) -> LogsData:
+    matches, counts = dict(data.matches), dict(data.match_counts)
+    for name, expression in scenario.log_patterns.items():
+        if expression in data.match_counts:
+            counts[name] = data.match_counts[expression]
+            if expression in data.matches:
+                matches[name] = data.matches[expression]
+    return data.model_copy(update={"matches": matches, "match_counts": counts})
+
+
+# --------------------------------------------------------------- before the deadline
+
+
+# A hang need not wait for its request's deadline where what else is observed decides it. A busy
+# server may be silent as long as a hung one. It does not stand, in two rounds of stacks, in the
+# frames of a known failure, with the GIL and a core in user space, while no counter of work moves
+# and its log says how it came about: all conditions of a known failure, and the general diagnosis.
+
+
+def known_hang(
+    scenarios: Iterable[Scenario],
+    evidence: Evidence,
+    facts: TargetFacts,
+    live: LiveFacts,
+    waited_s: float,
+) -> Match | None:
+    """The known failure that it would be if the request, silent for ``waited_s`` by now, remained
+    so; None: whatever it is, only its deadline decides."""
+    silent = _silent(evidence, waited_s, live.deadline_s)
+    view = View(facts, silent)
+    if view.progress is not False or not view.core_hot:
+        return None
+    if general.assess(silent, facts).state is not ServerState.FROZEN_PYTHON:
+        return None
+    return next(iter(match_all(scenarios, silent, live)), None)
+
+
+def _silent(evidence: Evidence, waited_s: float, deadline_s: float) -> Evidence:
+    data = InferenceData(
+        answered=False, status=None, seconds=waited_s, deadline_s=deadline_s, cut=True
+    )
+    result = ProbeResult(
+        probe="inference",
+        phase="check",
+        status=ProbeStatus.OK,
+        started=Moment.now(),
+        seconds=waited_s,
+        data=data,
+    )
+    return evidence.model_copy(update={"probes": [*evidence.probes, result]})

@@ -55,6 +55,7 @@ class LiveCommand(Command):
     out: Path | None = common.OUT(None, shown="incidents/…")
     full: bool = common.FULL(False)
     json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class DiagnoseCommand(LiveCommand):
     )
     request: bool = option(
         True,
-        "Send one inference; --no-request only looks.",
+        "Send one inference; --no-request only observes.",
         group=EVIDENCE,
         name="--request/--no-request",
     )
@@ -95,4 +96,6 @@ class DiagnoseCommand(LiveCommand):
         "Try this one besides the known ones: a name, or a path that ends in .py.",
         "NAME|FILE",
         name="--scenario",
+        names="scenario",
     )
+    verbose: bool = common.VERBOSE(False)

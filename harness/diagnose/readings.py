@@ -22,7 +22,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.probes.fetch import connection_refused
+from mmrepro.probes.http import connection_refused
 from mmrepro.signature import checks
 from mmrepro.signature.live_server import ENDED_BADLY
 from mmrepro.signature.views import metric_readings, spinning

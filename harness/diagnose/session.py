@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro import __version__
+from mmrepro.base import processes
 from mmrepro.base.units import size
-from mmrepro.diagnose import discover, general, kernel
+from mmrepro.diagnose import discover, general
 from mmrepro.diagnose.classes import LOG_GROWTH, classes
-from mmrepro.diagnose.collect import Collector, refused_stacks
-from mmrepro.diagnose.match import all_scenarios, match_all
+from mmrepro.diagnose.collect import Collector
+from mmrepro.diagnose.discover import Target
+from mmrepro.diagnose.match import all_scenarios, known_hang, match_all, union
 from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.patterns import union
-from mmrepro.diagnose.soon import known_hang
 from mmrepro.errors import MmreproError, NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Listener, Recorder
@@ -25,12 +26,12 @@ from mmrepro.incident import EVIDENCE_DIR, Incident
 from mmrepro.incident.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.incident.folder import discard, make_run_dir, write_incident
 from mmrepro.machine.host import SHORT, Lateness
-from mmrepro.probes.base import RawSink
+from mmrepro.probes.base import ProbeStatus, RawSink
 from mmrepro.probes.data import LogsData, MetricsData
-from mmrepro.probes.py_spy import HOW_TO_ALLOW
+from mmrepro.probes.stacks import HOW_TO_ALLOW
 from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
-from mmrepro.signature.live_server import LATENESS
+from mmrepro.signature.live_server import CORE_ALIVE, LATENESS
 from mmrepro.text.redact import Redactor
 from mmrepro.text.sanitize import mask_of
 
@@ -97,7 +98,7 @@ def _private(listener: Listener | None, redactor: Redactor) -> Listener | None:
 
 def _look(
     options: DiagnoseCommand,
-    target: discover.Target,
+    target: Target,
     recorder: Recorder,
     taken: Moment,
     scenarios: Sequence[Scenario],
@@ -116,7 +117,7 @@ def _look(
             evidence.facts[LATENESS] = round(lateness.share, 2)
         if (growth := collector.log_growth()) is not None:
             evidence.facts[LOG_GROWTH] = growth
-        kernel.note(target, evidence)
+        note_kernel(target, evidence)
         _keep_log_lines(recorder, evidence)
         assessment = general.assess(evidence, facts)
         if assessment.state in WORTH_MORE:
@@ -139,7 +140,7 @@ def _look(
 
 def _collect(
     options: DiagnoseCommand,
-    target: discover.Target,
+    target: Target,
     collector: Collector,
     scenarios: Sequence[Scenario],
     lateness: Lateness,
@@ -156,7 +157,7 @@ def _collect(
     if target.engine is None:
         discover.name_engine(target, _metric_names(evidence))
     discover.find_release(target)
-    kernel.note(target, evidence)
+    note_kernel(target, evidence)
     collector.log_patterns = union(_of_engine(scenarios, facts))
     plain = general.at_once(evidence, facts) is not None
     if not plain:
@@ -168,7 +169,7 @@ def _collect(
 
 
 def _decided(
-    target: discover.Target,
+    target: Target,
     collector: Collector,
     scenarios: Sequence[Scenario],
     lateness: Lateness,
@@ -178,7 +179,7 @@ def _decided(
     def fit() -> Fit | None:
         if not collector.waits or lateness.share > SHORT:
             return None
-        kernel.note(target, collector.evidence)
+        note_kernel(target, collector.evidence)
         live = _live(target.facts, collector.plan.deadline_s)
         waited = collector.waited_s
         hang = known_hang(scenarios, collector.evidence, target.facts, live, waited)
@@ -236,7 +237,7 @@ def _metric_names(evidence: Evidence) -> frozenset[str]:
     )
 
 
-def _unseen(target: discover.Target, evidence: Evidence) -> list[str]:
+def _unseen(target: Target, evidence: Evidence) -> list[str]:
     unseen = list(target.unseen)
     if target.facts.root_pid is None and target.facts.place == "remote":
         unseen.append("its processes: stacks, CPU and log need mmrepro on its machine")
@@ -259,6 +260,17 @@ def _unseen(target: discover.Target, evidence: Evidence) -> list[str]:
                 f"the first {size(data.skipped_bytes)} of {data.file}: only its end was read"
             )
     return list(dict.fromkeys(unseen))
+
+
+def refused_stacks(evidence: Evidence) -> str:
+    """Why Python stacks are missing; "" when some could be read."""
+    reason = ""
+    for result in evidence.probes:
+        if result.probe == "stacks":
+            if result.status is ProbeStatus.OK:
+                return ""
+            reason = result.reason
+    return reason
 
 
 def _since(evidence: Evidence, state: ServerState) -> str:
@@ -296,3 +308,69 @@ def _remove(folder: Path) -> None:
     discard(folder)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()  # "incidents", if it was made for this one
+
+
+# --------------------------------------------------------------- what the kernel says
+
+
+EXIT_CODE = 49
+"""Field 52 of /proc/PID/stat (proc_pid_stat(5)), less the three before the state's own; readable
+with the right to trace only, else 0."""
+MAX_RECORDS = 20_000
+_KILLED = re.compile(
+    r"(?:Out of memory: |Memory cgroup out of memory: )?Killed process \d+ \([^)]*\)"
+)
+
+
+def note_kernel(target: Target, evidence: Evidence) -> None:
+    """Keep exit codes of the dead, tracers of the traced, and the OOM killer's last word."""
+    for process in target.facts.processes:
+        if process.state in "ZX" and (code := exit_code(process.pid)) is not None:
+            evidence.facts[f"exit:{process.pid}"] = code
+        if process.state == "t" and (tracer := processes.tracer(process.pid)):
+            evidence.facts[f"tracer:{process.pid}"] = tracer
+    lives = core_lives(target)
+    if lives is None and evidence.facts.get(CORE_ALIVE) is not None:
+        lives = False  # it was there when this look began
+    if lives is not None:
+        evidence.facts[CORE_ALIVE] = lives
+    if lives is False and (kill := last_oom_kill()):
+        evidence.facts["oom"] = kill
+
+
+def core_lives(target: Target) -> bool | None:
+    """Whether a core process lives; None where that cannot be seen, or where no process is called
+    so: not every release names its processes, nor does every core run below the front."""
+    facts = target.facts
+    if facts.cores:
+        return any(p.state not in "ZX" for p in facts.cores)
+    if facts.root_pid is not None:
+        return False if all(p.state in "ZX" for p in facts.processes) else None
+    return False if facts.place != "remote" and facts.listening is False else None
+
+
+def exit_code(pid: int) -> int | None:
+    """The wait status of a zombie: signal in the low seven bits, exit code above eight."""
+    raw = processes.read(pid, "stat")
+    fields = raw.rpartition(b")")[2].split()
+    if len(fields) <= EXIT_CODE or fields[0] not in (b"Z", b"X"):
+        return None
+    return int(fields[EXIT_CODE])
+
+
+def last_oom_kill() -> str:
+    """The kernel log's last OOM kill; "" when there was none or the log is closed to us."""
+    try:
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    last = ""
+    try:
+        with contextlib.suppress(OSError):
+            for _ in range(MAX_RECORDS):
+                record = os.read(handle, 8192).decode("utf-8", "replace")
+                if match := _KILLED.search(record):
+                    last = match[0]
+    finally:
+        os.close(handle)
+    return last

@@ -18,33 +18,12 @@ functions. A model's forward pass, which moves by as much, gives the GIL up in e
 vLLM 0.23.0's LRUCache.popitem differs by 4 (line 81 or 82 of cachetools' __setitem__)."""
 
 # Where a thread with nothing to do stands. The last part of the innermost function's name.
-WAITING = frozenset(
-    {
-        "wait",
-        "get",
-        "poll",
-        "select",
-        "epoll",
-        "recv",
-        "recv_multipart",
-        "recv_bytes",
-        "recv_pyobj",
-        "_recv",
-        "accept",
-        "dequeue",
-        "readline",
-        "join",
-        "_worker",
-        "run_forever",
-        "run_until_complete",
-        "_run_once",
-        "serve_forever",
-        "watch",
-        "_monitor_engine_cores",
-        "_poll",
-        "wait_for_ready",
-    }
-)
+WAITING = frozenset({
+    "wait", "get", "poll", "select", "epoll", "recv", "recv_multipart", "recv_bytes",
+    "recv_pyobj", "_recv", "accept", "dequeue", "readline", "join", "_worker", "run_forever",
+    "run_until_complete", "_run_once", "serve_forever", "watch", "_monitor_engine_cores", "_poll",
+    "wait_for_ready",
+})  # fmt: skip
 LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
 WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", "uvloop/__init__.py")
 LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})

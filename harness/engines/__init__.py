@@ -15,7 +15,7 @@ from mmrepro.engines.base import (
     root_cause_lines as root_cause_lines,
     worth_another as worth_another,
 )
-from mmrepro.errors import UsageError
+from mmrepro.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from mmrepro.environments.spec import EnvironmentSpec
@@ -54,7 +54,8 @@ def get_engine(name: str) -> Engine:
     """The adapter called ``name``. Raises UsageError and lists what there is."""
     if name not in CLASSES:
         raise UsageError(
-            f"There is no engine {name!r}; there is {', '.join(sorted(CLASSES))}.",
+            f"There is no engine {name!r}; there is {', '.join(sorted(CLASSES))}."
+            + did_you_mean(name, CLASSES),
             hint="mmrepro env create vllm 0.23.0",
         )
     return ENGINES[name]
@@ -88,6 +89,6 @@ def spec_for(
             "its own version.",
             hint=f"--commit {commit[:12]} alone",
         )
-    from mmrepro.environments.commits import commit_spec
+    from mmrepro.environments.index import commit_spec
 
     return commit_spec(lambda version: adapter.environment_spec(version, wanted), commit, date)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Patch, two_threads
-from mmrepro.environments.lmdeploy import lmdeploy_spec
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec, lmdeploy_spec
 from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version
 

@@ -11,8 +11,7 @@ from mmrepro.engines.base import (
     LaunchRequest,
     Mitigation,
 )
-from mmrepro.environments.minivllm import minivllm_spec
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec, minivllm_spec
 from mmrepro.records import Fidelity, Setting
 from mmrepro.reproducers import reproducer_path
 
@@ -44,7 +43,7 @@ class MinivllmEngine(Engine):
     }
     log_patterns: ClassVar[Mapping[str, str]] = {
         "added-request": r"Added request ",
-        "core-event": r"EngineCore (?:loop active|waiting for work)",
+        "core-event": "EngineCore loop active|EngineCore waiting for work",
         "contract-violated": r"contract violated: ",
         "core-fatal": r"the engine's loop ended",
         "fault-on": r"fault [a-z-]+ is on: ",
@@ -56,7 +55,7 @@ class MinivllmEngine(Engine):
     start_lines: ClassVar[tuple[str, ...]] = (log_mark,)
     step_functions: ClassVar[tuple[str, ...]] = ("step",)
     fatal_after_start: ClassVar[bool] = True
-    progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
+    progress_pattern: ClassVar[str] = "EngineCore loop active|EngineCore waiting for work"
 
     def contract_watch(self) -> Mitigation | None:
         return Mitigation(

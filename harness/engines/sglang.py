@@ -13,8 +13,7 @@ from mmrepro.engines.base import (
     Patch,
     two_threads,
 )
-from mmrepro.environments.sglang import sglang_spec
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec, sglang_spec
 from mmrepro.errors import UsageError
 from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version
@@ -135,7 +134,7 @@ class SglangEngine(Engine):
     idle_loops: ClassVar[tuple[str, ...]] = ("event_loop_normal", "event_loop_overlap")
     step_functions: ClassVar[tuple[str, ...]] = ("run_batch", "process_batch_result")
     version_paths: ClassVar[tuple[str, ...]] = ("/get_server_info", "/server_info")
-    progress_pattern: ClassVar[str] = r"(?:Prefill|Decode) batch"
+    progress_pattern: ClassVar[str] = "Prefill batch|Decode batch"
 
     def role_of(self, name: str, cmdline: str) -> str:
         """The HTTP server and the tokenizer manager share the first process, which does not

@@ -15,8 +15,7 @@ from mmrepro.engines.base import (
     has_option,
     two_threads,
 )
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import EnvironmentSpec, vllm_spec
 from mmrepro.probes.data import WORKED
 from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.supervise import TMP_PLACEHOLDER
@@ -107,13 +106,13 @@ class VllmEngine(Engine):
         WORKED: r"Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s",  # of ten seconds, at INFO
         "contract-violated": r"contract violated: ",
         "contract-probe": r"contract probe: ",
-        "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",
+        "core-event": "EngineCore loop active|EngineCore waiting for work|Called check_health",
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
-    progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
+    progress_pattern: ClassVar[str] = "EngineCore loop active|EngineCore waiting for work"
     log_mark: ClassVar[str] = r"Initializing a V\d LLM engine \(v(?P<release>[\w.+]+?)\)"
     start_lines: ClassVar[tuple[str, ...]] = (
-        r"(?:^|\] )(?:vLLM (?:API )?server version |non-default args: )",
+        r"(?:^|\] )vLLM (?:API )?server version |(?:^|\] )non-default args: ",
         r"(?:^|\] )Initializing a V\d LLM engine \(v",
         UVICORN_STARTS,
     )

@@ -11,15 +11,17 @@ from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from mmrepro.environments.resolving import key_salt
 from mmrepro.environments.spec import LOCK_FILE, USE_FILE, Environment, EnvironmentSpec, Manifest
 from mmrepro.environments.store import (
     BUILDING,
     dead_folders,
     lock_path,
     read_manifest,
+    require_space,
     site_packages,
 )
-from mmrepro.environments.uv import Progress, key_salt
+from mmrepro.environments.uv import Progress
 from mmrepro.errors import EnvironmentBuildError, NoSpace
 from mmrepro.machine.files import environments_root
 
@@ -44,17 +46,17 @@ def ensure(
     python: str = "",
     system_site_packages: bool = False,
 ) -> Environment:
-    """The environment for ``spec``: the one on disk, or a new one.
+    """Return the environment for ``spec``: the one on disk, or a new one.
 
     An existing one is taken without asking uv or the network. A second builder of the same one
     waits for the first. Ctrl-C, a crash or ``kill -9`` leave at most a folder ``.building-…``,
     which the next builder or ``prune`` removes.
 
     Args:
-        wheelhouse: build out of it, and ask no network.
-        python: of a wheelhouse: the interpreter to make it with; empty: one of its version.
-        system_site_packages: of a wheelhouse: see that interpreter's packages after one's own. It
-            does in any case where the wheelhouse was made for what the host has.
+        wheelhouse: a folder to build it from, without a network.
+        python: for a wheelhouse: the interpreter to make it with; empty: one of its version.
+        system_site_packages: for a wheelhouse: use that interpreter's packages after its own. Done
+            in any case where the wheelhouse was made for what the host has.
 
     Raises:
         UnknownRelease: the package index has no such release.
@@ -66,11 +68,10 @@ def ensure(
     if (environment := existing(spec)) is not None:
         return environment
     from mmrepro.environments.recipe import Build  # half of this folder: only to build
-    from mmrepro.environments.space import require_space
 
     make: Callable[[EnvironmentSpec, Path, Progress], Build] = Build
     if wheelhouse is not None:
-        from mmrepro.environments.carried import CarriedBuild
+        from mmrepro.environments.wheelhouse.carried import CarriedBuild
 
         make = partial(
             CarriedBuild,

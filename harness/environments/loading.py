@@ -1,8 +1,8 @@
-"""Can the wheel's compiled code be loaded on this host?
+"""Checks that a wheel's compiled code can be loaded on this host, twice.
 
-Asked twice. First, before gigabytes are downloaded for it, of the dynamic linker alone: with
-LD_TRACE_LOADED_OBJECTS it resolves libraries and symbol versions in the very process image that
-the engine will have, and runs nothing. Then, when all is installed, by loading each module.
+Before gigabytes are downloaded for it, by the dynamic linker alone: with LD_TRACE_LOADED_OBJECTS it
+resolves libraries and symbol versions in the very process image that the engine will have, and runs
+nothing. When all is installed, by loading each module.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmrepro.machine.host import child_environment
@@ -53,70 +52,40 @@ print("answers " + json.dumps(answers))
 """
 
 
-@dataclass(frozen=True)
-class MissingVersion:
-    """A symbol version that a compiled module wants and this host's library does not have."""
+def missing_versions(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> dict[str, str]:
+    """Symbol versions that the linker does not find, in a sentence each, with the library's name.
 
-    module: str
-    version: str
-    library: str
-
-    def __str__(self) -> str:
-        return f"{self.module} wants {self.version}, which this host's {self.library} does not have"
-
-
-def extension_files(site_packages: Path, globs: Sequence[str]) -> dict[str, list[Path]]:
-    """The compiled modules by the glob they match."""
-    return {glob: sorted(site_packages.glob(glob)) for glob in globs}
-
-
-def missing_versions(python: Path, modules: Sequence[Path]) -> list[MissingVersion]:
-    """Symbol versions that the linker does not find; libraries that are not there yet are fine.
-
-    Empty also where the linker cannot be asked (musl, no such interpreter): the second check
-    decides then.
+    Libraries that are not there yet are fine. Empty also where the linker cannot be asked (musl, no
+    such interpreter): the second check decides then.
     """
-    missing: dict[MissingVersion, None] = {}
-    for module in modules:
+    missing = {}
+    for module in (path for paths in by_glob.values() for path in paths):
         variables = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": str(module)}
         try:
-            done = subprocess.run(
-                [str(python), "-c", ""],
-                env=child_environment(variables),
-                capture_output=True,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
+            out, err, _ = _run(python, "", variables=variables)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        for line in (done.stderr + done.stdout).decode("utf-8", "replace").splitlines():
-            if match := _VERSION.search(line):
-                names = Path(match[3]).name, match[2], Path(match[1]).name
-                missing[MissingVersion(*names)] = None
-    return list(missing)
+        for path, version, wanted_by in _VERSION.findall(err + out):
+            library = Path(path).name
+            text = f"{Path(wanted_by).name} wants {version}, which this host's {library}"
+            missing[f"{text} does not have"] = library
+    return missing
 
 
-def load_failures(python: Path, by_glob: dict[str, list[Path]]) -> list[str]:
+def load_failures(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> list[str]:
     """Globs of which no module could be loaded, with the reason; empty: all is well."""
     modules = [str(path) for paths in by_glob.values() for path in paths]
     failures = [f"the wheel holds no {glob}" for glob, paths in by_glob.items() if not paths]
     if not modules:
         return failures
     try:
-        done = subprocess.run(
-            [str(python), "-c", _LOAD, *modules],
-            env=child_environment(),
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        out, err, status = _run(python, _LOAD, *modules)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [*failures, f"the load check could not be run: {error}"]
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    answer = next((line for line in lines if line.startswith("answers ")), None)
+    answer = next((line for line in out.splitlines() if line.startswith("answers ")), None)
     if answer is None:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return [*failures, words[-1] if words else f"the load check ended with {done.returncode}"]
+        words = err.strip().splitlines()
+        return [*failures, words[-1] if words else f"the load check ended with {status}"]
     answers: dict[str, str] = json.loads(answer.removeprefix("answers "))
     for paths in by_glob.values():
         reasons = [f"{path.name}: {answers[str(path)]}" for path in paths if answers[str(path)]]
@@ -126,19 +95,28 @@ def load_failures(python: Path, by_glob: dict[str, list[Path]]) -> list[str]:
 
 
 def missing_library(python: Path, module: str) -> str:
-    """The shared library for want of which ``module`` cannot be imported; empty: none is missing.
+    """The shared library for want of which ``module`` cannot be imported.
 
-    Whatever else may be wrong with the module is not asked here.
+    Empty: no library is missing. The module may still be broken in another way.
     """
     try:
-        done = subprocess.run(
-            [str(python), "-c", f"import {module}"],
-            env=child_environment(),
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        _, err, _ = _run(python, f"import {module}")
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    match = _NO_LIBRARY.search(done.stderr.decode("utf-8", "replace"))
+    match = _NO_LIBRARY.search(err)
     return match[1] if match else ""
+
+
+def _run(
+    python: Path, code: str, *arguments: str, variables: Mapping[str, str] | None = None
+) -> tuple[str, str, int]:
+    """Run code in the environment; return its output, its errors and its exit status."""
+    done = subprocess.run(
+        [str(python), "-c", code, *arguments],
+        env=child_environment(variables),
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    return out, err, done.returncode

@@ -1,4 +1,4 @@
-"""The environments on disk: what there is, how large, and how to be rid of it."""
+"""The environments on disk: which there are, how large, how to remove them, room for another."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from mmrepro.base import processes
+from mmrepro.base import processes, units
 from mmrepro.environments.spec import MANIFEST_FILE, USE_FILE, Manifest
-from mmrepro.errors import EnvironmentBuildError
+from mmrepro.environments.uv import UvFailed, run_uv
+from mmrepro.errors import EnvironmentBuildError, NoSpace
 from mmrepro.machine.files import environments_root, folders_in
 from pydantic import ValidationError
 
 BUILDING, REMOVING, LOCKS = ".building-", ".removing-", ".locks"
 IN_USE = "it is in use"
+
+# What even an environment needs whose every file is a hard link into uv's cache: the links
+# themselves (60 000 files), .pyc files and the engine's own caches.
+FLOOR_BYTES = 1 * 1024**3
 
 
 def lock_path(folder: Path) -> Path:
@@ -142,77 +147,67 @@ def prune(
 
     Meant are all with ``everything``; else those of ``engine`` (and ``release``) if given, called
     one of ``names`` if given, and not used for ``older_than_days`` if given; with none of these,
-    leftovers alone. One that somebody
-    builds or uses is kept, and ``kept`` says so.
+    leftovers alone. One that is being built or used is kept, and ``kept`` says so.
     """
     root = environments_root()
     done = Pruned()
-    folders = folders_in(root)
-    for path in folders:
+    chosen = everything or bool(engine) or bool(names) or older_than_days is not None
+    busy = b"\n".join(words for _, words in _processes(root)) if chosen else b""
+
+    def meant(path: Path, manifest: Manifest) -> bool:
+        return (
+            chosen
+            and engine in ("", manifest.engine)
+            and release in ("", manifest.release)
+            and (not names or path.name in names)
+            and not (
+                older_than_days is not None
+                and time.time() - last_used(path) < older_than_days * 86400
+            )
+        )
+
+    for path in folders_in(root):
         if path.name.startswith((BUILDING, REMOVING)):
             key = path.name.removeprefix(BUILDING).removeprefix(REMOVING).rpartition("-")[0]
             _remove(path, root / key, done, dry_run=dry_run)
-    chosen = everything or bool(engine) or bool(names) or older_than_days is not None
-    busy = b"\n".join(words for _, words in _processes(root)) if chosen else b""
-    for path in folders:
-        if path.name.startswith("."):
-            continue
-        manifest = read_manifest(path)
-        if manifest is None:
-            _remove(path, path, done, dry_run=dry_run)
-            continue
-        if not chosen or (engine and manifest.engine != engine):
-            continue
-        if release and manifest.release != release:
-            continue
-        if names and path.name not in names:
-            continue
-        if older_than_days is not None and time.time() - last_used(path) < older_than_days * 86400:
-            continue
-        if os.fsencode(f"{path}/") in busy:
-            done.kept.append((path.name, IN_USE))
-            continue
-        if _remove(path, path, done, dry_run=dry_run):
-            done.packages |= {line.partition("==")[0] for line in manifest.packages}
+        elif not path.name.startswith("."):
+            manifest = read_manifest(path)
+            if manifest is None:
+                _remove(path, path, done, dry_run=dry_run)
+            elif not meant(path, manifest):
+                continue
+            elif os.fsencode(f"{path}/") in busy:
+                done.kept.append((path.name, IN_USE))
+            elif _remove(path, path, done, dry_run=dry_run):
+                done.packages |= {line.partition("==")[0] for line in manifest.packages}
     return done
 
 
 def _remove(path: Path, folder: Path, done: Pruned, *, dry_run: bool) -> bool:
-    lock = FileLock(lock_path(folder))
+    """Remove ``path``, which is the environment ``folder`` or is left of it."""
+    lock = lock_path(folder)
     try:
-        lock_path(folder).parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        done.kept.append((path.name, "it is being built"))
-        return False
-    except OSError as error:
-        done.kept.append((path.name, str(error)))
-        return False
-    try:
-        with _unused(path) as free:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=0), _unused(path) as free:
             if not free:
                 done.kept.append((path.name, IN_USE))
                 return False
             freed = disk_size(path).own
             if not dry_run:
-                _take_away(path, folder)
+                # Renamed first: a removal that is broken off never leaves half an environment.
+                doomed = path
+                if not path.name.startswith(REMOVING):
+                    doomed = folder.with_name(f"{REMOVING}{folder.name}-{os.getpid()}")
+                    path.rename(doomed)
+                shutil.rmtree(doomed)
             done.removed.append(path.name)
             done.freed_bytes += freed
             return True
+    except Timeout:
+        done.kept.append((path.name, "it is being built"))
     except OSError as error:
         done.kept.append((path.name, str(error)))
-        return False
-    finally:
-        lock.release()
-
-
-def _take_away(path: Path, folder: Path) -> None:
-    # Renamed first: a removal that is broken off never leaves half an environment in place.
-    doomed = path
-    if not path.name.startswith(REMOVING):
-        doomed = folder.with_name(f"{REMOVING}{folder.name}-{os.getpid()}")
-        path.rename(doomed)
-    shutil.rmtree(doomed)
+    return False
 
 
 @contextmanager
@@ -238,10 +233,10 @@ def used_by(folder: Path) -> list[int]:
 
 
 def _processes(root: Path) -> list[tuple[int, bytes]]:
-    """Processes whose arguments or mapped files name something below ``root``.
+    """Processes whose arguments or mapped files name something below ``root``, and those.
 
     Mapped files count because vLLM's processes give themselves other names. Reading them takes
-    0.1 s for each process that has torch loaded, so this is asked once for all folders.
+    0.1 s for each process that has torch loaded, so one call serves all folders.
     """
     needle = os.fsencode(f"{root}/")
     found = []
@@ -252,3 +247,67 @@ def _processes(root: Path) -> list[tuple[int, bytes]]:
                 found.append((pid, words))
                 break
     return found
+
+
+# ------------------------------------------------------------------ room for another
+
+
+def uv_cache_dir() -> Path | None:
+    """uv's cache folder; None: it does not say."""
+    try:
+        text = run_uv(["cache", "dir"]).strip()
+    except UvFailed:
+        return None
+    return Path(text) if text else None
+
+
+def free_bytes(path: Path) -> int:
+    """Free for us on the file system of ``path`` or of its nearest parent that exists."""
+    return shutil.disk_usage(_existing(path)).free
+
+
+def require_space(root: Path, needed: int = 0, *, cold: bool = False) -> None:
+    """Refuse an environment that would not fit.
+
+    Args:
+        needed: bytes of the unpacked environment. They are needed once if uv's cache lacks the
+            packages (``cold``), and once more if the cache is on another file system than
+            ``root``, since files cannot be hard-linked across.
+
+    Raises:
+        NoSpace: with what is needed, where, and what is free.
+    """
+    cache = uv_cache_dir() if needed else None
+    apart = cache is not None and not _same_device(cache, root)
+    own = needed if apart or (cold and cache is None) else 0
+    places = [(root, FLOOR_BYTES + own, "the cache folder")]
+    if cache is not None and cold:
+        places.append((cache, needed + (0 if apart else FLOOR_BYTES), "uv's cache"))
+    hint = "mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk"
+    for path, bytes_, what in places:
+        _require(path, bytes_, what, "the environment needs", hint)
+
+
+def require_free(folder: Path, needed: int) -> None:
+    """Raises NoSpace: ``needed`` bytes do not fit into ``folder``."""
+    hint = "free some space, or choose a folder on a larger disk"
+    _require(folder, needed, str(folder), "it needs", hint)
+
+
+def _require(path: Path, needed: int, what: str, who: str, hint: str) -> None:
+    if (free := free_bytes(path)) < needed:
+        raise NoSpace(
+            f"The disk of {what} has {units.size(free)} free; {who} {units.size(needed)}.",
+            hint=hint,
+        )
+
+
+def _same_device(one: Path, other: Path) -> bool:
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

@@ -15,8 +15,8 @@ from mmrepro.case.played import Played
 from mmrepro.engines.base import without_prefix
 from mmrepro.evidence import RequestRecord
 from mmrepro.oracle.buckets import normalised
+from mmrepro.oracle.judged import sent_of
 from mmrepro.oracle.loud import error_words
-from mmrepro.oracle.sent import sent_of
 
 LOG, ANSWER, METRIC, PAIR = "log", "answer", "metric", "pair"
 WORTH = {LOG: 3, ANSWER: 5, METRIC: 2, PAIR: 0}

@@ -23,7 +23,7 @@ from mmrepro.case.played import Played
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Learnt
 from mmrepro.machine.files import read_file
-from mmrepro.probes.fetch import fetch
+from mmrepro.probes.http import fetch
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.records import Record
 from mmrepro.replay.seen import Looked

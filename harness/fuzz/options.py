@@ -35,6 +35,7 @@ class FuzzCommand(ServerCommand):
         "Use and change the requests of a recording or case, or the images of a folder.",
         "FILE",
         name="--from",
+        names="record",
     )
     budget_s: float = common.BUDGET(
         BUDGET_S,

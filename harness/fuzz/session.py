@@ -11,7 +11,7 @@ from pathlib import Path
 import mmrepro
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.events import RunEnded
-from mmrepro.capture.captured import Contents
+from mmrepro.capture.messages import Contents
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case
 from mmrepro.errors import UnwritableOutput, UsageError

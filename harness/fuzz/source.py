@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmrepro.capture.captured import Contents
+from mmrepro.capture.messages import Contents
 from mmrepro.capture.read import read
 from mmrepro.case.files import MAX_IMAGE_BYTES
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Case, Content, Image, ServerWanted

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TypeAlias
 
-from mmrepro.errors import BadLedger, LedgerBusy
+from mmrepro.errors import BadLedger, LedgerBusy, UsageError
 from mmrepro.incident.ledger import (
     LEDGER_FILE,
     LEDGER_VERSION,
@@ -239,6 +239,22 @@ def read(folder: Path) -> History:
     except OSError as error:
         raise BadLedger(f"{path} cannot be read: {error.strerror or error}.") from error
     return _parsed(content[: content.rfind(b"\n") + 1], path)
+
+
+def chosen_night(ledger: Path, name: str = "") -> tuple[History, NightRuns]:
+    """The history of a ledger, and ``NIGHT``, or ``DIR:NIGHT`` of another one; "": the newest.
+
+    Raises:
+        BadLedger: there is none, or it cannot be read.
+        UsageError: it has no such night.
+    """
+    folder, colon, other = name.rpartition(":")
+    known = read(Path(folder) if colon else ledger)
+    if other:
+        return known, known.night(other)
+    if known.newest is None:
+        raise UsageError(f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}")
+    return known, known.newest
 
 
 def _parsed(content: bytes, path: Path) -> History:

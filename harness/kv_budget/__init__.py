@@ -9,23 +9,29 @@ Backward: the smallest setting, with so many decimals, that holds a prompt::
 
     smallest(plan, tokens=3446, decimals=2).setting.setting     # Decimal("0.26")
 
-Nothing here starts an engine or needs one. Every formula names the line it was read in
-(``plan.sources``); ``docs/kv-budget.md`` compares it with what the real engines log.
+Nothing here starts an engine or needs one. ``eras`` holds how each release range computes and where
+that was read (``plan.sources``); ``docs/kv-budget.md`` compares it with what the real engines log.
 """
 
 from mmrepro.kv_budget.base import (
     Budget as Budget,
     MemoryPlan as MemoryPlan,
     Smallest as Smallest,
-    Source as Source,
     smallest as smallest,
     steps as steps,
 )
-from mmrepro.kv_budget.geometry import Geometry as Geometry
-from mmrepro.kv_budget.lmdeploy import (
+from mmrepro.kv_budget.eras import (
+    LMDEPLOY as LMDEPLOY,
+    SGLANG as SGLANG,
+    VLLM as VLLM,
+    VLLM_CPU as VLLM_CPU,
+)
+from mmrepro.kv_budget.model import Geometry as Geometry, read_model as read_model
+from mmrepro.kv_budget.plans import (
     LmdeployPlan as LmdeployPlan,
+    SglangPlan as SglangPlan,
+    VllmCpuPlan as VllmCpuPlan,
+    VllmPlan as VllmPlan,
     block_bytes_of as block_bytes_of,
     block_size_of as block_size_of,
 )
-from mmrepro.kv_budget.sglang import SglangPlan as SglangPlan
-from mmrepro.kv_budget.vllm import VllmCpuPlan as VllmCpuPlan, VllmPlan as VllmPlan

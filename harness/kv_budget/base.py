@@ -1,8 +1,8 @@
-"""What every engine's arithmetic has in common: a setting in, a budget out, and where it is from.
+"""A setting in, a budget out: what the engines' arithmetic has in common.
 
-An engine's ``MemoryPlan`` holds everything that is fixed before the server starts (memory, model,
-release); ``forward`` answers what one value of the engine's own setting gives. It uses the
-engine's operations in the engine's order, so that it also truncates where the engine does.
+A ``MemoryPlan`` holds everything that is fixed before the server starts (memory, model, release);
+``forward`` answers what one value of the engine's own setting gives. It uses the engine's
+operations in the engine's order, so that it also truncates where the engine does.
 """
 
 from __future__ import annotations
@@ -10,33 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import ClassVar
 
-from mmrepro.errors import UsageError
+from mmrepro.kv_budget.eras import Engine, Era, Source
 
 UNLIMITED = (1 << 63) - 1
 """What LMDeploy takes for "no limit" where a sliding window fits the cache."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a formula was read.
-
-    Attributes:
-        release: the published wheel it was read in.
-        file: below the package's folder.
-        line: of that release.
-        says: the formula in words.
-    """
-
-    repository: str
-    release: str
-    file: str
-    line: int
-    says: str
-
-    def __str__(self) -> str:
-        return f"{self.repository} {self.release} {self.file}:{self.line}"
+MAX_DECIMALS = 4
 
 
 @dataclass(frozen=True)
@@ -53,7 +34,7 @@ class Budget:
         limited_by: what sets ``max_tokens``: ``kv``, ``context`` or ``window``.
         refusal: why the engine does not start, in its own words; empty when it does.
         notes: what else the engine changes by itself at this setting.
-        log: what the engine's log says of it, as far as it can be foretold.
+        log: the line of the engine's log that follows, as far as it can be computed.
     """
 
     setting: Decimal
@@ -71,73 +52,69 @@ class Budget:
     def starts(self) -> bool:
         return not self.refusal
 
+    @property
+    def unlimited(self) -> bool:
+        return self.max_tokens > UNLIMITED // 2
+
     def holds(self, tokens: int) -> bool:
         """Whether the engine starts and takes a prompt of so many tokens."""
         return self.starts and self.max_tokens >= tokens
-
-
-def too_old(title: str, release: str, oldest: str) -> UsageError:
-    """An engine's release before the first whose code was read."""
-    return UsageError(
-        f"The arithmetic of {title} {release} is not known here; it starts with {oldest}.",
-        hint=f"mmrepro kv-budget --engine {title.lower()} --release {oldest} …",
-    )
 
 
 class MemoryPlan(ABC):
     """One engine at one release on one device with one model; only its setting is open.
 
     Attributes:
-        setting_name: the option of the engine's command line, without dashes.
-        top: the largest value that the engine takes.
-        top_included: whether ``top`` itself is taken.
-        whole: only whole numbers are taken.
+        bytes_per_block: bytes of one block over all layers, on one device.
+        tokens_per_block: tokens of one block.
     """
 
-    engine: ClassVar[str]
-    setting_name: ClassVar[str]
-    whole: ClassVar[bool] = False
-    top: ClassVar[Decimal] = Decimal(1)
-    top_included: ClassVar[bool] = True
+    engine: ClassVar[Engine]
+    release: str
+    bytes_per_block: int
+    tokens_per_block: int
+
+    def __post_init__(self) -> None:
+        self.era  # noqa: B018  a release that is too old is refused here
+
+    @cached_property
+    def era(self) -> Era:
+        """How this release computes."""
+        return self.engine.era(self.release)
 
     @property
-    @abstractmethod
     def default(self) -> Decimal | None:
         """What the engine takes without the option; None when it works one out itself."""
+        return self.engine.default(self.release)
 
     @property
-    @abstractmethod
-    def formula_release(self) -> str:
-        """Oldest release that computes like this."""
-
-    @property
-    @abstractmethod
     def sources(self) -> tuple[Source, ...]:
         """Every formula that ``forward`` uses, in its order."""
-
-    @property
-    @abstractmethod
-    def block_bytes(self) -> int:
-        """Bytes of one block over all layers, on one device."""
-
-    @property
-    @abstractmethod
-    def block_size(self) -> int:
-        """Tokens of one block."""
+        return self.engine.sources(self.release)
 
     @abstractmethod
     def forward(self, setting: Decimal) -> Budget:
         """The budget at that setting. Never raises for a setting that the engine takes."""
 
-    @abstractmethod
     def blocks_for(self, tokens: int) -> int:
         """Blocks that the engine must have before it takes a prompt of so many tokens."""
+        return -(-tokens // self.tokens_per_block) + self.era.spare_blocks
 
     def takes(self, setting: Decimal) -> bool:
         """Whether the engine's own check lets that value pass."""
-        if self.whole and setting != setting.to_integral_value():
+        engine = self.engine
+        if engine.whole and setting != setting.to_integral_value():
             return False
-        return setting > 0 and (setting < self.top or (self.top_included and setting == self.top))
+        return 0 < setting < engine.top or (engine.top_included and setting == engine.top)
+
+    def _budget(
+        self, setting: Decimal, pool: int, reserve: int, blocks: int = 0, tokens: int = 0,
+        *, limited_by: str = "kv", refusal: str = "", notes: tuple[str, ...] = (), log: str = "",
+    ) -> Budget:  # fmt: skip
+        """A budget in this plan's blocks; a server that does not start takes no prompt."""
+        tokens, log = (0, "") if refusal else (tokens, log)
+        size = self.tokens_per_block
+        return Budget(setting, pool, reserve, blocks, size, tokens, limited_by, refusal, notes, log)
 
 
 @dataclass(frozen=True)
@@ -162,9 +139,6 @@ class Smallest:
     best: Budget | None
 
 
-MAX_DECIMALS = 4
-
-
 def steps(plan: MemoryPlan, decimals: int) -> list[Decimal]:
     """Every value with so many decimals that the engine takes, ascending.
 
@@ -173,10 +147,8 @@ def steps(plan: MemoryPlan, decimals: int) -> list[Decimal]:
     """
     if not 1 <= decimals <= MAX_DECIMALS:
         raise ValueError(f"decimals must be between 1 and {MAX_DECIMALS}")
-    if plan.whole:
-        return [Decimal(k) for k in range(1, int(plan.top) + 1)]
-    unit = Decimal(1).scaleb(-decimals)
-    last = int(plan.top / unit)
+    unit = Decimal(1) if plan.engine.whole else Decimal(1).scaleb(-decimals)
+    last = int(plan.engine.top / unit)
     return [s for s in (unit * k for k in range(1, last + 1)) if plan.takes(s)]
 
 
@@ -191,27 +163,18 @@ def smallest(plan: MemoryPlan, tokens: int, decimals: int = 2) -> Smallest:
     """
     if tokens < 1:
         raise ValueError("a prompt has at least one token")
-    lowest: Budget | None = None
-    setting: Budget | None = None
-    below: Budget | None = None
-    best: Budget | None = None
-    previous: Budget | None = None
-    for step in steps(plan, decimals):
-        budget = plan.forward(step)
-        if best is None or budget.max_tokens > best.max_tokens:
-            best = budget
-        if budget.holds(tokens):
-            lowest = lowest or budget
-            if setting is None:
-                setting, below = budget, previous
-        else:
-            setting = None
-        previous = budget
+    budgets = [plan.forward(step) for step in steps(plan, decimals)]
+    holding = [budget.holds(tokens) for budget in budgets]
+    # The first step behind the last one that does not hold N.
+    first = len(budgets) - next(
+        (k for k, holds in enumerate(reversed(holding)) if not holds), len(budgets)
+    )
+    found = first < len(budgets)
     return Smallest(
         tokens=tokens,
         blocks=plan.blocks_for(tokens),
-        setting=setting,
-        lowest=lowest,
-        below=below if setting is not None else None,
-        best=best,
+        setting=budgets[first] if found else None,
+        lowest=budgets[holding.index(True)] if True in holding else None,
+        below=budgets[first - 1] if found and first else None,
+        best=max(budgets, key=lambda budget: budget.max_tokens, default=None),
     )

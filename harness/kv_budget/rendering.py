@@ -2,151 +2,207 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from decimal import Decimal
+from html import escape
+
 from mmrepro.base.units import size
-from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest
-from mmrepro.kv_budget.curve import Point, text_curve, ticks
-from mmrepro.kv_budget.inputs import NAMES, newest_read
-from mmrepro.kv_budget.result import Answer, is_unlimited
+from mmrepro.kv_budget.answer import Answer, Computed, Need
+from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest, steps
 from packaging.version import Version
 from rich.console import Console
 from rich.table import Table
 
-_WORDS = {"context": " (the context's limit)", "window": " (sliding window)"}
-
 
 def show(answer: Answer, curve: list[Point], console: Console) -> None:
     """Print everything; plain lines when it is not a terminal."""
-    plan = answer.plan
-    release = answer.question.release
-    newer = Version(release) > Version(newest_read(plan.engine))
-    read = f", read in {newest_read(plan.engine)}" if newer else ""
-    since = plan.formula_release
-    line(console, f"{NAMES[plan.engine]} {release}, computed as since {since}{read}")
-    line(
-        console,
-        f"one block: {plan.block_bytes:,} bytes for {plan.block_size} token"
-        + ("s" if plan.block_size > 1 else ""),
-    )
-    if answer.budget is not None:
-        _forward(answer.budget, plan, console)
-    if answer.smallest is not None:
-        _backward(answer, answer.smallest, console)
-    _table(answer, console)
+
+    def line(text: str, style: str = "") -> None:
+        console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+    plan, engine, here = answer.plan, answer.plan.engine, answer.here
+    newer = Version(plan.release) > Version(engine.newest)
+    read = f", read in {engine.newest}" if newer else ""
+    line(f"{engine.title} {plan.release}, computed as since {plan.era.since}{read}")
+    tokens = f"{plan.tokens_per_block} token{'s' if plan.tokens_per_block > 1 else ''}"
+    line(f"one block: {plan.bytes_per_block:,} bytes for {tokens}")
+    if here.budget is not None:
+        line(f"\n{engine.setting} {here.budget.setting}", "bold")
+        for text, style in _forward(here.budget):
+            line("  " + text, style)
+    if here.smallest is not None and answer.need is not None:
+        need, least = answer.need, here.smallest
+        line(f"\nA prompt of {need.words()} needs {least.blocks:,} blocks.", "bold")
+        for text, style in _backward(least, engine.setting):
+            line("  " + text, style)
+    console.print()
+    console.print(_table(plan, here.budget, answer.need))
+    console.print()
     for row in text_curve(curve, answer.need.tokens if answer.need else 0):
-        line(console, row)
-    line(console, " " * 11 + plan.setting_name)
-    _others(answer, console)
-    _sources(answer, console)
+        line(row)
+    line(" " * 11 + engine.setting)
+    if answer.others:
+        line("\nThe same numbers in other releases", "bold")
+    for other in answer.others:
+        line(f"  {other.release:<8} {_other(other)}")
+    line("\nWhere the formulas are from", "bold")
+    for source in plan.sources:
+        line(f"  {source.says}")
+        line(f"    {source}", "dim")
 
 
-def line(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+Line = tuple[str, str]
+"""A line and its style."""
 
 
-def _forward(budget: Budget, plan: MemoryPlan, console: Console) -> None:
-    line(console, f"\n{plan.setting_name} {budget.setting}", "bold")
-    line(console, f"  set aside       {size(budget.reserve_bytes, 2)}")
-    line(console, f"  for the cache   {size(budget.pool_bytes, 2)} ({budget.pool_bytes:,} bytes)")
-    line(console, f"  blocks          {budget.blocks:,}")
-    if budget.starts:
-        line(console, f"  longest prompt  {longest(budget)}")
-    else:
-        line(console, f"  does not start  {budget.refusal}", "red")
-    if budget.log:
-        line(console, f"  in its log      {budget.log}")
-    for note in budget.notes:
-        line(console, f"  note            {note}", "yellow")
+def _forward(budget: Budget) -> list[Line]:
+    last = f"longest prompt  {longest(budget)}", ""
+    if not budget.starts:
+        last = f"does not start  {budget.refusal}", "red"
+    return [
+        (f"set aside       {size(budget.reserve_bytes, 2)}", ""),
+        (f"for the cache   {size(budget.pool_bytes, 2)} ({budget.pool_bytes:,} bytes)", ""),
+        (f"blocks          {budget.blocks:,}", ""),
+        last,
+        *([(f"in its log      {budget.log}", "")] if budget.log else []),
+        *((f"note            {note}", "yellow") for note in budget.notes),
+    ]
 
 
-def _backward(answer: Answer, smallest: Smallest, console: Console) -> None:
-    assert answer.need is not None
-    name = answer.plan.setting_name
-    line(console, f"\nA prompt of {answer.need.words()} needs {smallest.blocks:,} blocks.", "bold")
-    if smallest.setting is None:
-        best = smallest.best
+def _backward(least: Smallest, name: str) -> list[Line]:
+    got, below, lowest, best = least.setting, least.below, least.lowest, least.best
+    if got is None:
         most = f"{best.setting} holds {longest(best)}" if best and best.starts else "none starts"
-        line(console, f"  no {name} holds it: {most}.", "red")
-        return
-    got = smallest.setting
-    line(
-        console,
-        f"  smallest {name} that works: {got.setting} ({got.blocks:,} blocks, {longest(got)})",
-        "green",
-    )
-    if smallest.below is not None:
-        below = smallest.below
+        return [(f"no {name} holds it: {most}.", "red")]
+    works = f"{got.setting} ({got.blocks:,} blocks, {longest(got)})"
+    lines = [(f"smallest {name} that works: {works}", "green")]
+    if below is not None:
         why = longest(below) if below.starts else f"does not start: {below.refusal}"
-        line(console, f"  one step less, {below.setting}: {below.blocks:,} blocks, {why}")
-    if smallest.lowest is not None and smallest.lowest.setting != got.setting:
-        low = smallest.lowest
-        line(
-            console,
-            f"  {low.setting} works as well ({low.blocks:,} blocks, {longest(low)}), but not every "
-            f"value up to {got.setting} does",
-            "yellow",
-        )
-        for note in low.notes:
-            line(console, f"    there {note}", "yellow")
+        lines.append((f"one step less, {below.setting}: {below.blocks:,} blocks, {why}", ""))
+    if lowest is not None and lowest.setting != got.setting:
+        works = f"{lowest.setting} works as well ({lowest.blocks:,} blocks, {longest(lowest)})"
+        lines.append((f"{works}, but not every value up to {got.setting} does", "yellow"))
+        lines += [(f"  there {note}", "yellow") for note in lowest.notes]
+    return lines
 
 
-def _table(answer: Answer, console: Console) -> None:
+def _table(plan: MemoryPlan, chosen: Budget | None, need: Need | None) -> Table:
+    """Tenths (or powers of two) and the setting that was asked for."""
     table = Table(box=None, pad_edge=False)
     for heading in ("setting", "cache", "blocks", "longest prompt"):
         table.add_column(heading, justify="right", no_wrap=True)
-    need = answer.need.tokens if answer.need else 0
     if need:
-        table.add_column(f"holds {need:,}", no_wrap=True)
-    for setting in ticks(answer.plan, answer.budget):
-        budget = answer.plan.forward(setting)
-        cells = [
-            str(setting),
-            size(budget.pool_bytes, 2),
-            f"{budget.blocks:,}",
-            _short(budget),
-        ]
+        table.add_column(f"holds {need.tokens:,}", no_wrap=True)
+    whole = plan.engine.whole
+    ticks = {Decimal(1 << n) if whole else Decimal(n + 1) / 10 for n in range(8 if whole else 10)}
+    for setting in sorted(ticks | ({chosen.setting} if chosen else set())):
+        if not plan.takes(setting):
+            continue
+        budget = plan.forward(setting)
+        prompt = longest(budget, short=True) if budget.starts else "does not start"
+        cells = [str(setting), size(budget.pool_bytes, 2), f"{budget.blocks:,}", prompt]
         if need:
-            cells.append("yes" if budget.holds(need) else "no")
-        chosen = answer.budget is not None and setting == answer.budget.setting
-        table.add_row(*cells, style="bold" if chosen else None)
-    console.print()
-    console.print(table)
-    console.print()
+            cells.append("yes" if budget.holds(need.tokens) else "no")
+        table.add_row(*cells, style="bold" if chosen and setting == chosen.setting else None)
+    return table
 
 
-def _others(answer: Answer, console: Console) -> None:
-    if not answer.others:
-        return
-    line(console, "\nThe same numbers in other releases", "bold")
-    for other in answer.others:
-        parts = []
-        if other.budget is not None:
-            b = other.budget
-            parts.append(
-                f"{b.blocks:,} blocks, {longest(b)}" if b.starts else f"no start: {b.refusal}"
-            )
-        if other.smallest is not None:
-            smallest = other.smallest.setting
-            parts.append(f"needs {smallest.setting}" if smallest else "no setting holds it")
-        line(console, f"  {other.release:<8} {'; '.join(parts)}")
+def _other(other: Computed) -> str:
+    parts = []
+    if (b := other.budget) is not None:
+        parts.append(f"{b.blocks:,} blocks, {longest(b)}" if b.starts else f"no start: {b.refusal}")
+    if other.smallest is not None:
+        least = other.smallest.setting
+        parts.append(f"needs {least.setting}" if least else "no setting holds it")
+    return "; ".join(parts)
 
 
-def _sources(answer: Answer, console: Console) -> None:
-    line(console, "\nWhere the formulas are from", "bold")
-    for source in answer.plan.sources:
-        line(console, f"  {source.says}")
-        line(console, f"    {source}", "dim")
+def longest(budget: Budget, *, short: bool = False) -> str:
+    """``1,344 tokens``, and what limits it."""
+    if budget.unlimited:
+        return "no limit" if short else "no limit (sliding window)"
+    if short:
+        return f"{budget.max_tokens:,}" + (" (context)" if budget.limited_by == "context" else "")
+    words = {"context": " (the context's limit)", "window": " (sliding window)"}
+    return f"{budget.max_tokens:,} tokens{words.get(budget.limited_by, '')}"
 
 
-def _short(budget: Budget) -> str:
-    if not budget.starts:
-        return "does not start"
-    if is_unlimited(budget):
-        return "no limit"
-    return f"{budget.max_tokens:,}" + (" (context)" if budget.limited_by == "context" else "")
+# ------------------------------------------------------------------ the curve
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def longest(budget: Budget) -> str:
-    """``1,344 tokens``."""
-    if is_unlimited(budget):
-        return "no limit (sliding window)"
-    return f"{budget.max_tokens:,} tokens{_WORDS.get(budget.limited_by, '')}"
+@dataclass(frozen=True)
+class Point:
+    setting: Decimal
+    tokens: int
+
+
+def points(plan: MemoryPlan, decimals: int = 2, most: int = 1 << 40) -> list[Point]:
+    """One point a step; unlimited prompts are cut at ``most`` tokens."""
+    budgets = [plan.forward(step) for step in steps(plan, decimals)]
+    return [Point(b.setting, min(b.max_tokens, most)) for b in budgets]
+
+
+def text_curve(curve: list[Point], need: int = 0, *, width: int = 60, height: int = 8) -> list[str]:
+    """Rows of block characters, highest first; a row of dashes where ``need`` tokens are."""
+    top = max([p.tokens for p in curve] + [need])
+    if not top:
+        return []
+    columns = [curve[(i * len(curve)) // width].tokens for i in range(width)]
+    need_row = height - 1 - min(int(need / top * height), height - 1) if need else -1
+    rows = []
+    for row in range(height):
+        base = (height - 1 - row) / height * top
+        filled = [round((tokens - base) / (top / height) * 8) for tokens in columns]
+        cells = "".join(_EIGHTHS[max(0, min(8, eighths))] for eighths in filled)
+        if row == need_row:
+            cells = cells.replace(" ", "╌")
+        label = f"{top:,}" if row == 0 else f"{need:,}" if row == need_row else ""
+        rows.append(f"{label:>9} ┤{cells}")
+    low, high = str(curve[0].setting), str(curve[-1].setting)
+    rows.append(" " * 9 + " └" + "─" * width)
+    rows.append(" " * 11 + low + high.rjust(width - len(low)))
+    return rows
+
+
+def svg_curve(answer: Answer, curve: list[Point]) -> str:
+    """A standalone SVG: steps, the needed tokens as a line. No script, no outside resource."""
+    engine, need = answer.plan.engine, answer.need.tokens if answer.need else 0
+    title = escape(f"{engine.title} {answer.plan.release}: longest prompt in tokens")
+    width, height, left, bottom, top = 720, 360, 90, 50, 50
+    floor, right = height - bottom, width - 30
+    highest = max([p.tokens for p in curve] + [need, 1])
+    low, high = float(curve[0].setting), float(curve[-1].setting)
+
+    def x(setting: Decimal) -> float:
+        return left + (float(setting) - low) / ((high - low) or 1.0) * (right - left)
+
+    def y(tokens: int) -> float:
+        return floor - tokens / highest * (floor - top)
+
+    def text(x: float, y: float, anchor: str, words: str, more: str = "") -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{words}</text>'
+
+    path = f"M{x(curve[0].setting):.1f} {y(curve[0].tokens):.1f}"
+    path += "".join(f"H{x(p.setting):.1f}V{y(p.tokens):.1f}" for p in curve[1:])
+    quarters = [highest * share // 4 for share in range(5)]
+    marked = [curve[at] for at in sorted({round(n * (len(curve) - 1) / 6) for n in range(7)})]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="13" role="img">',
+        f"<title>{title}</title>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        text(left, 24, "start", title, ' font-size="15"'),
+        f'<path d="M{left} {top}V{floor}H{right}" fill="none" stroke="#666"/>',
+        *(text(left - 8, y(tokens) + 4, "end", f"{tokens:,}") for tokens in quarters),
+        *(text(x(p.setting), floor + 18, "middle", str(p.setting)) for p in marked),
+        text(width / 2, height - 10, "middle", escape(engine.setting)),
+    ]
+    if need:
+        parts += [
+            f'<path d="M{left} {y(need):.1f}H{right}" stroke="#c22" stroke-dasharray="5 4"/>',
+            text(right - 4, y(need) - 6, "end", f"{need:,} tokens", ' fill="#c22"'),
+        ]
+    parts.append(f'<path d="{path}" fill="none" stroke="#1a6" stroke-width="2"/></svg>')
+    return "\n".join(parts) + "\n"

@@ -29,6 +29,7 @@ class MatrixCommand(Command):
         "SCENARIO",
         name="--scenario",
         configurable=False,
+        names="scenario",
     )
     engine: str = common.ENGINE_NAME("", help="Only scenarios of this engine.")
     releases: tuple[str, ...] = option(
@@ -127,7 +128,10 @@ class MatrixRunCommand(MatrixCommand):
     events: str = common.EVENTS("")
     out: Path | None = common.OUT(None, help="Folder of the ledger.", shown=DEFAULT_OUT, once=False)
     night: str = common.NIGHT("", help="Name of the nightly run.", shown="the UTC date")
+    full: bool = common.FULL(False)
     resume: bool = common.RESUME(False, help="Continue the newest run that is unfinished.")
+    quiet: bool = common.QUIET(False)
+    verbose: bool = common.VERBOSE(False)
     dry_run: bool = common.DRY_RUN(False)
 
     def resumed(self, folder: Path) -> str:

@@ -16,7 +16,7 @@ from mmrepro.campaign.groups import (
 )
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.environments.build import existing
-from mmrepro.environments.listing import Listed, releases_of
+from mmrepro.environments.index import Listed, releases_of
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.incident.ledger import Cell, Planned

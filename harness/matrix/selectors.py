@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mmrepro.environments.listing import Listed
+from mmrepro.environments.index import Listed
 from mmrepro.errors import UsageError
 from packaging.version import InvalidVersion, Version
 

@@ -19,10 +19,9 @@ from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Expectation, FindingClass, Sighting
 from mmrepro.models.tiny import TINY
 from mmrepro.oracle import buckets
-from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.judged import Judged, Sent, sent_of
 from mmrepro.oracle.loud import INVALID
 from mmrepro.oracle.prompts import NOTHING, Prompt, Rules, prompt_of, prompt_of_record
-from mmrepro.oracle.sent import Sent, sent_of
 from mmrepro.signature.answers import grade
 from packaging.version import Version
 

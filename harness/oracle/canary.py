@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mmrepro.case.played import Played
 from mmrepro.engines import Engine
-from mmrepro.incident.replay import FindingClass, Sighting
-from mmrepro.oracle import buckets, near_ties
+from mmrepro.incident.replay import FindingClass
+from mmrepro.oracle import near_ties
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer, Verdict
 from mmrepro.play.observing import CANARY_AFTER, CANARY_BEFORE
@@ -32,14 +32,10 @@ def canary(played: Played, engine: Engine) -> Judged:
         return Judged(counted={"canary: near-tie": 1})
     if compared.verdict is Verdict.NOT_COMPARABLE:
         return Judged(unseen=[f"The canary's answer changed ({compared.said}): it may be a tie."])
-    return Judged(
-        sightings=[
-            Sighting(
-                finding_class=FindingClass.CANARY,
-                bucket=buckets.silent(FindingClass.CANARY, "text"),
-                said=f"The canary was answered {before.text[:60]!r} before the traffic and "
-                f"{after.text[:60]!r} after it: {compared.said}.",
-                expected="A greedy answer does not change by what else was asked.",
-            )
-        ]
+    return Judged.found(
+        FindingClass.CANARY,
+        "text",
+        f"The canary was answered {before.text[:60]!r} before the traffic and "
+        f"{after.text[:60]!r} after it: {compared.said}.",
+        "A greedy answer does not change by what else was asked.",
     )

@@ -12,8 +12,7 @@ from mmrepro.case.played import Played, PlayState
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Expectation, FindingClass, Sighting
 from mmrepro.oracle import near_ties
-from mmrepro.oracle.buckets import silent
-from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.judged import Judged, sighting
 from mmrepro.oracle.loud import GRAMMARS
 from mmrepro.oracle.near_ties import Answer, Compared, Verdict
 from mmrepro.oracle.reference import PLAIN, greedy, rounds
@@ -228,29 +227,23 @@ def _sightings(
 ) -> Iterator[Sighting]:
     expected = "What the same server answers to each request alone, with its caches off."
     if swapped:
-        yield Sighting(
-            finding_class=FindingClass.CROSS_TALK,
-            bucket=silent(FindingClass.CROSS_TALK, "another's answer"),
-            operations=list(swapped),
-            said=f"Requests got the answers of others: {_some(swapped)}.",
-            expected=expected,
+        said = f"Requests got the answers of others: {_some(swapped)}."
+        yield sighting(
+            FindingClass.CROSS_TALK, "another's answer", said, expected, by=list(swapped)
         )
     if wrong:
-        yield Sighting(
-            finding_class=FindingClass.WRONG_ANSWER,
-            bucket=silent(FindingClass.WRONG_ANSWER, "not the reference's"),
-            operations=list(wrong),
-            said=f"Answers are not those of the reference: {_some(wrong)}.",
-            expected=expected,
+        said = f"Answers are not those of the reference: {_some(wrong)}."
+        yield sighting(
+            FindingClass.WRONG_ANSWER, "not the reference's", said, expected, by=list(wrong)
         )
     if usage:
-        yield Sighting(
-            finding_class=FindingClass.PROTOCOL,
-            bucket=silent(FindingClass.PROTOCOL, "not the reference's usage"),
-            operations=list(usage),
-            said=f"Usage is not as the reference tells it: {_some(usage)}.",
-            expected="As many prompt tokens as the same server counts in the same request alone; "
+        yield sighting(
+            FindingClass.PROTOCOL,
+            "not the reference's usage",
+            f"Usage is not as the reference tells it: {_some(usage)}.",
+            "As many prompt tokens as the same server counts in the same request alone; "
             "for the same answer as many tokens, and the same reason to end.",
+            by=list(usage),
         )
 
 

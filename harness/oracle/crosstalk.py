@@ -15,12 +15,12 @@ from itertools import combinations, count
 from math import comb
 from pathlib import Path
 
+from mmrepro.capture.texts import common
 from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part
 from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played
-from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle import near_ties
-from mmrepro.oracle.buckets import silent
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer, Verdict
 from mmrepro.oracle.reference import comparable
@@ -101,18 +101,13 @@ def depends(
         return Judged(counted={"cross-talk tried: content of neighbours does not matter": 1})
     between = sum(apart[i, j] for i in range(len(ours)) for j in range(len(ours), len(everything)))
     share = f"{between:.0f} of {len(ours) * len(theirs)} pairs of answers differ"
-    return Judged(
-        sightings=[
-            Sighting(
-                finding_class=FindingClass.CROSS_TALK,
-                bucket=silent(FindingClass.CROSS_TALK, "neighbours' content"),
-                operations=[id],
-                said=f"The answer to {id} depends on what other requests hold: with other contents "
-                f"of the same shape beside it {share} ({len(ours)} and {len(theirs)} plays, "
-                f"p = {chance:.2g}).",
-                expected="The same answer, whatever other requests of the same shape hold.",
-            )
-        ]
+    return Judged.found(
+        FindingClass.CROSS_TALK,
+        "neighbours' content",
+        f"The answer to {id} depends on what other requests hold: with other contents of the same "
+        f"shape beside it {share} ({len(ours)} and {len(theirs)} plays, p = {chance:.2g}).",
+        "The same answer, whatever other requests of the same shape hold.",
+        by=[id],
     )
 
 
@@ -194,7 +189,7 @@ class _Others:
             changed["messages"] = self._messages(op.messages)
         if isinstance(op.prompt, str):
             own = self.target.prompt if isinstance(self.target.prompt, str) else ""
-            changed["prompt"] = reworded(op.prompt, self.seed, _shared(op.prompt, own))
+            changed["prompt"] = reworded(op.prompt, self.seed, common(op.prompt, own))
         elif op.prompt is not None:
             changed["prompt"] = self._numbers(op.prompt)
         return op.model_copy(update=changed)
@@ -213,7 +208,7 @@ class _Others:
                 if part.text is not None:
                     keep = 0
                     if theirs is not None and theirs[0] == message.role:
-                        keep = _shared(part.text, theirs[1].text or "")
+                        keep = common(part.text, theirs[1].text or "")
                     text = reworded(part.text, self.seed, keep, before)
                     before += part.text
                     parts.append(Part(text=text))
@@ -229,7 +224,7 @@ class _Others:
 
     def _numbers(self, prompt: list[int]) -> list[int]:
         own = self.target.prompt if isinstance(self.target.prompt, list) else []
-        keep = _shared(prompt, own)
+        keep = common(prompt, own)
         digest = hashlib.blake2b(str(self.seed).encode())
         made = []
         for place, id in enumerate(prompt):
@@ -243,12 +238,6 @@ def _flat(messages: Sequence[Message]) -> Iterator[tuple[str, Part]]:
     for message in messages:
         for part in message.parts():
             yield message.role, part
-
-
-def _shared(one: Sequence[object], other: Sequence[object]) -> int:
-    """How long the beginning is that two have in common."""
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _number(seed: int, data: bytes) -> int:

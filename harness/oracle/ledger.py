@@ -21,9 +21,7 @@ from mmrepro.case.played import Played, PlayState, Reading
 from mmrepro.engines import Engine
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import FindingClass, Sighting
-from mmrepro.oracle import buckets
-from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.sent import GENERATES, Sent, sent_of
+from mmrepro.oracle.judged import GENERATES, Judged, Sent, sent_of, sighting
 
 SETTLES_S = 0.05
 NAMES = {
@@ -78,11 +76,11 @@ def _growth(names: Iterable[str], before: Reading, after: Reading) -> float | No
 def _sighting(name: str, people: str, grown: float, span: Span) -> Sighting:
     most = "" if span.most == span.least else f" to {span.most:g}" if span.most < math.inf else "…"
     which = "too-few" if grown < span.least else "too-many"
-    return Sighting(
-        finding_class=FindingClass.METRICS,
-        bucket=buckets.silent(FindingClass.METRICS, f"{name}-{which}"),
-        said=f"The server counts {grown:g} {people}; its client counts {span.least:g}{most}.",
-        expected="The counters grow by what was served.",
+    return sighting(
+        FindingClass.METRICS,
+        f"{name}-{which}",
+        f"The server counts {grown:g} {people}; its client counts {span.least:g}{most}.",
+        "The counters grow by what was served.",
     )
 
 

@@ -19,8 +19,7 @@ from mmrepro.engines import Engine
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle import buckets
-from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.sent import Sent, sent_of
+from mmrepro.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.probes.data import StacksData
 from mmrepro.signature.answers import grade
@@ -52,15 +51,11 @@ def start_failure(played: Played, engine: Engine) -> Judged:
     if any(_PORT.search(cause) for cause in played.causes):
         return Judged(unseen=["The server found its port taken: its start says nothing."])
     kind = FindingClass.START_FAILURE
-    return Judged(
-        sightings=[
-            Sighting(
-                finding_class=kind,
-                bucket=buckets.loud(engine.name, kind, played.causes, played.frames, played.said),
-                said=_because("The server did not start", played),
-                expected="It starts, or refuses its options in a sentence.",
-            )
-        ]
+    return Judged.found(
+        kind,
+        buckets.loud(engine.name, kind, played.causes, played.frames, played.said),
+        _because("The server did not start", played),
+        "It starts, or refuses its options in a sentence.",
     )
 
 
@@ -70,16 +65,12 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
         return Judged()
     kind = FindingClass.DEATH
     ended = _ended(played.exit_code)
-    return Judged(
-        sightings=[
-            Sighting(
-                finding_class=kind,
-                bucket=buckets.loud(engine.name, kind, played.causes, played.frames, ended),
-                operations=played.stuck or _lost(case, played),
-                said=_because(f"The server ended by itself ({ended})", played),
-                expected="It goes on, whatever is sent.",
-            )
-        ]
+    return Judged.found(
+        kind,
+        buckets.loud(engine.name, kind, played.causes, played.frames, ended),
+        _because(f"The server ended by itself ({ended})", played),
+        "It goes on, whatever is sent.",
+        by=played.stuck or _lost(case, played),
     )
 
 
@@ -102,15 +93,15 @@ def hang(played: Played, engine: Engine) -> Judged:
     where = f", inside {path[-1]}" if path else ""
     waiting = f"{len(played.stuck)} request{'s' if len(played.stuck) != 1 else ''}"
     deadline = f" after {played.deadline_s:.0f} s" if played.deadline_s else ""
-    sighting = Sighting(
-        finding_class=FindingClass.HANG,
-        bucket=buckets.hang(engine.name, path),
-        operations=played.stuck,
-        said=f"{waiting} had no answer{deadline}, and nothing moved{where}.",
-        expected="Every request gets an answer.",
+    found = sighting(
+        FindingClass.HANG,
+        buckets.hang(engine.name, path),
+        f"{waiting} had no answer{deadline}, and nothing moved{where}.",
+        "Every request gets an answer.",
+        by=played.stuck,
     )
     unseen = [] if path else ["No stack shows where it hangs: hangs are not told apart."]
-    return Judged(sightings=[sighting], unseen=unseen)
+    return Judged(sightings=[found], unseen=unseen)
 
 
 def failing(case: Case, played: Played, engine: Engine) -> Judged:
@@ -122,19 +113,12 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
     kind = FindingClass.FAILING
     since = f", as the {len(lost)} requests before it were" if len(lost) > 1 else ""
     cause = f": {played.causes[0][:200]}" if played.causes else ""
-    return Judged(
-        sightings=[
-            Sighting(
-                finding_class=kind,
-                bucket=buckets.loud(
-                    engine.name, kind, played.causes, played.frames, _failure(after)
-                ),
-                operations=[one.op.id for one in lost],
-                said=f"The canary was answered before the traffic, and after it {_told(after)}"
-                f"{since}{cause}",
-                expected="What was answered once is answered again.",
-            )
-        ]
+    return Judged.found(
+        kind,
+        buckets.loud(engine.name, kind, played.causes, played.frames, _failure(after)),
+        f"The canary was answered before the traffic, and after it {_told(after)}{since}{cause}",
+        "What was answered once is answered again.",
+        by=[one.op.id for one in lost],
     )
 
 
@@ -181,12 +165,12 @@ def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
     for bucket, sent in found.items():
         first = sent[0].record
         more = f", and {len(sent) - 1} more" if len(sent) > 1 else ""
-        yield Sighting(
-            finding_class=FindingClass.SERVER_ERROR,
-            bucket=bucket,
-            operations=[one.op.id for one in sent],
-            said=f"{sent[0].op.id}{more}: {_told(first)}.",
-            expected="An answer, or a refusal that says what is wrong with the request.",
+        yield sighting(
+            FindingClass.SERVER_ERROR,
+            bucket,
+            f"{sent[0].op.id}{more}: {_told(first)}.",
+            "An answer, or a refusal that says what is wrong with the request.",
+            by=[one.op.id for one in sent],
         )
 
 

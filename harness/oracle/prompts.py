@@ -17,11 +17,11 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mmrepro.capture.prefixes import common
+from mmrepro.capture.texts import common
 from mmrepro.case.model import Message
 from mmrepro.evidence import ImageSent, RequestRecord
 from mmrepro.models.qwen import FACTOR
-from mmrepro.oracle.sent import Sent
+from mmrepro.oracle.judged import Sent
 
 LONGEST_TOKEN = 64
 """Bytes: no vocabulary has longer tokens but for runs of one character, which count once."""

@@ -17,11 +17,9 @@ from mmrepro.engines.base import has_option
 from mmrepro.evidence import ChoiceSeen
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.models.tiny import TINY
-from mmrepro.oracle import buckets
-from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
 from mmrepro.oracle.near_ties import HIDDEN
-from mmrepro.oracle.sent import Sent, sent_of
 from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
 
 SEVERAL = ("vllm", "sglang")
@@ -64,13 +62,8 @@ def protocol(case: Case, played: Played, engine: Engine) -> Judged:
 def _sighting(kind: str, told: Sequence[tuple[str, str]]) -> Sighting:
     operations = list(dict.fromkeys(id for id, _ in told))
     more = f" (and {len(operations) - 1} more)" if len(operations) > 1 else ""
-    return Sighting(
-        finding_class=FindingClass.PROTOCOL,
-        bucket=buckets.silent(FindingClass.PROTOCOL, kind),
-        operations=operations,
-        said=f"{told[0][0]}{more}: {told[0][1]}.",
-        expected=EXPECTED[kind],
-    )
+    said = f"{told[0][0]}{more}: {told[0][1]}."
+    return sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=operations)
 
 
 EXPECTED = {

@@ -21,8 +21,7 @@ from mmrepro.case.played import Played, PlayState, Reading
 from mmrepro.engines import Engine
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle import buckets
-from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.sent import sent_of
+from mmrepro.oracle.judged import Judged, sent_of, sighting
 
 PROMPT_GAUGES = ("vllm", "minivllm")
 """Engines that set their gauges at each step, the last one included."""
@@ -174,9 +173,5 @@ def _allowed(case: Case, played: Played) -> Iterator[float]:
 
 
 def _sighting(kind: str, said: str) -> Sighting:
-    return Sighting(
-        finding_class=FindingClass.RESIDUE,
-        bucket=buckets.silent(FindingClass.RESIDUE, kind),
-        said=f"{said}.",
-        expected="A server that serves nobody holds what it held before.",
-    )
+    expected = "A server that serves nobody holds what it held before."
+    return sighting(FindingClass.RESIDUE, kind, f"{said}.", expected)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mmrepro.case.barriers import Time
+from mmrepro.case.sending import Time
 from mmrepro.run.judge import Deadlines
 
 Look = Callable[[str, int, Path], None]

@@ -9,9 +9,8 @@ from pathlib import Path
 from mmrepro.case.model import Case
 from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
-from mmrepro.diagnose.match import all_scenarios, match_all
+from mmrepro.diagnose.match import all_scenarios, match_all, union
 from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.patterns import union
 from mmrepro.diagnose.session import diagnose
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UsageError

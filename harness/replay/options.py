@@ -44,11 +44,14 @@ class ServerCommand(Command):
     ray: str = common.RAY("")
     events: str = common.EVENTS("")
     resume: Path | None = common.RESUME(
-        None, help="Continue what is in this folder; no run is repeated."
+        None, help="Continue what is in this folder; no run is repeated.", names="campaign"
     )
     out: Path | None = common.OUT(None, shown="replays/…")
     full: bool = common.FULL(False)
     json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
+    verbose: bool = common.VERBOSE(False)
+    yes: bool = common.YES(False)
     server: ServerWanted = field(default_factory=lambda: NO_SERVER)
     """The one that is started; code sets it, by what the other fields ask of it."""
 
@@ -89,10 +92,12 @@ class ReplayCommand(ServerCommand):
     COMMAND: ClassVar[str] = "replay"
     file: Path = option(
         Path(),
-        "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json.",
+        "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json; or the number or "
+        "id of a replay here.",
         "FILE",
         argument=True,
         required=True,
+        names="record",
     )
     max_model_len: int | None = common.MAX_MODEL_LEN(None, least=16, shown="2048")
     time: Literal["real", "fast", "order"] = option(
@@ -109,12 +114,12 @@ class ReplayCommand(ServerCommand):
     scale: bool = option(False, "Fit lengths to --max-model-len; what was too long stays so.")
     host: str = option(
         "",
-        "Of a HAR with several: read the requests to this one. Nothing is sent to it.",
+        "Host whose requests are read, in a HAR with several. Nothing is sent to it.",
         "HOST[:PORT]",
     )
     concurrency: int | None = option(
         None,
-        "Number of requests at once, of a file without times.",
+        "Number of requests at once, for a file without times.",
         "N",
         shown="1",
         least=1,

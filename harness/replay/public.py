@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmrepro.campaign.search import Spent
 from mmrepro.capture.anonymise import anonymise
-from mmrepro.capture.captured import Captured
+from mmrepro.capture.messages import Captured
 from mmrepro.case.files import read_contents, write_case
 from mmrepro.case.model import IMAGES_DIR, Case
 from mmrepro.errors import UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.capture.anonymise import anonymise
-from mmrepro.capture.captured import Captured
+from mmrepro.capture.messages import Captured
 from mmrepro.capture.read import read
 from mmrepro.capture.scale import scale
 from mmrepro.case.files import read_case, write_case

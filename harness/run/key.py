@@ -188,7 +188,7 @@ of an engine that comes with mmrepro is a part of it.
 RUNNER = "mmrepro.run.runner"
 BUILDERS = (
     "mmrepro.environments.build",
-    "mmrepro.environments.commits",
+    "mmrepro.environments.index",
     "mmrepro.environments.uv",
 )
 """Modules that build an environment, which is in the key as it was built: its lock file, its Python
@@ -196,7 +196,7 @@ and its commit."""
 
 DATA = {
     "mmrepro.supervise.warm": ("supervise", "fork*.py"),
-    "mmrepro.environments.table": ("environments", "{engine}.toml"),
+    "mmrepro.environments.spec": ("environments", "{engine}.toml"),
     "mmrepro.scenarios.data": ("scenarios", "data/pad_value_pair/*"),
     "mmrepro.case.pictures": ("scenarios", "data/pad_value_pair/*"),
 }

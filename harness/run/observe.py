@@ -19,8 +19,7 @@ from mmrepro.evidence.recorder import Recorder
 from mmrepro.machine.host import child_environment
 from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
 from mmrepro.probes.gpu import GpuProbe
-from mmrepro.probes.http import HttpProbe
-from mmrepro.probes.inference import InferenceProbe
+from mmrepro.probes.http import HttpProbe, InferenceProbe
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ProcessesProbe

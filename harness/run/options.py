@@ -21,21 +21,34 @@ class StartMode(StrEnum):
 
 
 @dataclass(frozen=True)
-class ScenarioCommand(Command):
-    """What a single run, an ablation and a bisection have in common.
-
-    ``timeout_s`` bounds a run from the engine's start on; building an environment is not in it.
-    ``scenario`` is the name or file as the user typed it.
-    """
+class NamedScenario(Command):
+    """A scenario as the user typed it: a name or a file. NAME:VARIANT is both at once."""
 
     scenario: str = common.SCENARIO("")
     variant: str = common.VARIANT("")
+
+    def __post_init__(self) -> None:
+        name, colon, variant = self.scenario.rpartition(":")
+        if colon and name and not (self.variant or self.scenario.endswith(".py")):
+            object.__setattr__(self, "scenario", name)
+            object.__setattr__(self, "variant", variant)
+
+
+@dataclass(frozen=True)
+class ScenarioCommand(NamedScenario):
+    """What a single run, an ablation and a bisection have in common.
+
+    ``timeout_s`` bounds a run from the engine's start on; building an environment is not in it.
+    """
+
     device: str = common.DEVICE("auto")
     server_args: tuple[str, ...] = common.SERVER_ARG(())
     start_mode: StartMode = common.START_MODE(StartMode.AUTO)
     timeout_s: float = common.TIMEOUT(600.0)
     full: bool = common.FULL(False)
     json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
+    verbose: bool = common.VERBOSE(False)
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,7 @@ class RunCommand(ScenarioCommand):
     keep_server: bool = option(
         False, "Leave the server running and print its pid.", group=OUTPUT, once=True
     )
+    yes: bool = common.YES(False)
     out: Path | None = common.OUT(None, shown="incidents/…")
 
     def numbered(self, number: int) -> RunCommand:
@@ -70,7 +84,7 @@ class RunCommand(ScenarioCommand):
         return replace(self, out=self.out / f"run-{number}" if self.out else None)
 
 
-NOT_OF_ONE_RUN = {"origins", "full", "json", "out", "repeat"}
+NOT_OF_ONE_RUN = {"origins", "full", "json", "quiet", "verbose", "out", "repeat"}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,13 @@ from mmrepro.engines.base import root_cause_lines, worth_another
 from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.environments.uv import Notice
-from mmrepro.errors import EngineStartError, ForkServerDied, UnknownRelease, UsageError
+from mmrepro.errors import (
+    EngineStartError,
+    ForkServerDied,
+    UnknownRelease,
+    UsageError,
+    did_you_mean,
+)
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import GpuSampler, Sampler
 from mmrepro.incident import Incident, ServerFacts, Setting, WarmParentFacts
@@ -70,8 +76,11 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
     try:
         Version(release)
     except InvalidVersion as error:
+        from mmrepro.scenarios.data import recorded_releases
+
         raise UnknownRelease(
-            f"{release!r} is not a release of {scenario.engine}.",
+            f"{release!r} is not a release of {scenario.engine}."
+            + did_you_mean(release, recorded_releases([scenario.engine])),
             hint=f"mmrepro show {scenario.name}",
         ) from error
     return release

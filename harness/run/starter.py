@@ -13,8 +13,7 @@ from typing import Self
 
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
-from mmrepro.environments.spec import Environment
-from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
+from mmrepro.environments.spec import Environment, ModeSeen, note_start, starts_seen
 from mmrepro.errors import UsageError
 from mmrepro.incident import Setting, WarmParentFacts
 from mmrepro.machine.files import VISIBLE, cache_root, digest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from mmrepro.engines import Engine, get_engine
 from mmrepro.engines.base import Mitigation, Patch
-from mmrepro.errors import BrokenScenario, UsageError
+from mmrepro.errors import BrokenScenario, UsageError, did_you_mean
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimResult, Exhibit, KeyStack, Reference, ScenarioFacts, SymptomRow
 from mmrepro.models import TinyModel, TinyQwen2VL
@@ -389,7 +389,8 @@ class Scenario(ABC):
         if name in offered:
             return offered[name]
         raise UsageError(
-            f"Scenario {self.name} has no {kind} {name!r}; it has: {', '.join(offered) or 'none'}.",
+            f"Scenario {self.name} has no {kind} {name!r}; it has: {', '.join(offered) or 'none'}."
+            + did_you_mean(name, offered),
             hint=f"mmrepro show {self.name}",
         )
 

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final, Literal, TypeVar, overload
 
 from mmrepro.engines.base import Mitigation, Patch
@@ -409,7 +410,8 @@ def many(of: str | Many | Check) -> Many:
     return of if isinstance(of, tuple) else (of,)
 
 
-def tagged(cls: type, kind: type[T]) -> dict[str, T]:
+@cache  # asked several times of each scenario, and looks through all that it inherits
+def tagged(cls: type, kind: type[T]) -> Mapping[str, T]:
     """Tags of a kind that the methods of ``cls`` and its bases have, by name, the bases' first.
 
     A method that overrides one keeps its tag.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import shlex
 import sys
@@ -12,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from mmrepro.base.units import size
-from mmrepro.errors import BrokenScenario, UnknownScenario
+from mmrepro.errors import BrokenScenario, UnknownScenario, did_you_mean
 from mmrepro.machine.files import is_file
 from mmrepro.records import Fidelity
 from mmrepro.scenario.definition import Scenario
@@ -27,8 +26,11 @@ def scenario_names() -> list[str]:
     return sorted(_entries(tuple(sys.path)))
 
 
-def load_scenario(name: str) -> Scenario:
+def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
     """The scenario called ``name``, or the one in the file ``name`` (anything ending in .py).
+
+    Args:
+        conditions: check its conditions and claims as well: a list of all does without.
 
     Raises:
         UnknownScenario: no such name, no such file.
@@ -38,11 +40,10 @@ def load_scenario(name: str) -> Scenario:
         return _from_file(Path(name))
     entries = _entries(tuple(sys.path))
     if name not in entries:
-        close = difflib.get_close_matches(name, entries, 1)
-        guess = f" Did you mean {close[0]}?" if close else ""
+        guess = did_you_mean(name, entries)
         raise UnknownScenario(f"There is no scenario {name!r}.{guess}", hint="mmrepro list")
     try:
-        return _checked(entries[name].load(), f"entry point {name}")
+        return _checked(entries[name].load(), f"entry point {name}", conditions)
     except BrokenScenario:
         raise
     except Exception as error:
@@ -87,18 +88,18 @@ def _from_file(path: Path) -> Scenario:
     return _checked(getattr(module, "SCENARIO", None), str(path))
 
 
-def _checked(candidate: object, where: str) -> Scenario:
+def _checked(candidate: object, where: str, conditions: bool = True) -> Scenario:
     if not isinstance(candidate, Scenario):
         raise BrokenScenario(
             f"{where} binds no scenario to the name SCENARIO.",
             hint="SCENARIO = TheClass(); mmrepro new NAME writes a file that has it",
         )
     for scenario in candidate.variants or (candidate,):
-        _check(scenario, where)
+        _check(scenario, where, conditions)
     return candidate
 
 
-def _check(scenario: Scenario, where: str) -> None:
+def _check(scenario: Scenario, where: str, conditions: bool) -> None:
     """Raises BrokenScenario: it lacks something that would be missed only after the run."""
     for attribute in ("name", "release", "affected"):
         if not isinstance(getattr(scenario, attribute, None), str):
@@ -119,6 +120,8 @@ def _check(scenario: Scenario, where: str) -> None:
         shlex.split(scenario.server)
     except ValueError as error:
         raise BrokenScenario(f"The scenario in {where}: {error}.") from error
+    if not conditions:
+        return
     try:
         _check_ids(scenario, where)
     except BrokenScenario as error:
@@ -161,7 +164,10 @@ def _check_ids(scenario: Scenario, where: str) -> None:
         )
     known: set[str] = set()
     live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
-    for conditions in (*(scenario.conditions(_facts(scenario, f)) for f in Fidelity), live):
+    # Only a scenario with its own method can have other conditions at another fidelity.
+    own = cls.conditions is not Scenario.conditions
+    each = (scenario.conditions(_facts(scenario, f)) for f in (Fidelity if own else [Fidelity.CPU]))
+    for conditions in (*each, live):
         ids = [condition.id for condition in conditions]
         if twice := sorted({name for name in ids if ids.count(name) > 1}):
             raise BrokenScenario(f"The scenario in {where} has two conditions called {twice[0]}.")

@@ -15,13 +15,15 @@ from collections.abc import Mapping, Sequence
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence, Missing, RequestRecord
-from mmrepro.probes.data import LogLine, ProcessesData
+from mmrepro.probes.data import LogLine, LogPattern, ProcessesData
 from mmrepro.signature.decide import Finding
 from mmrepro.signature.views import Logs, Requests, core_processes, log_lines
 from mmrepro.traffic.drive import Drive
 
 LOG_PATTERNS: Mapping[str, str] = {
-    "exception": r"(?:^|[\])] )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ",
+    "exception": LogPattern(
+        r"(?:^|[\])] )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ", "Error", "Exception"
+    ),
     "engine-dead": r"EngineDeadError",
     "device-assert": r": block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion ",
 }

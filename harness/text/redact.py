@@ -1,9 +1,9 @@
 """One consistent mapping of what is private to placeholders, for everything a run writes.
 
 What leaves is allowed, not what is forbidden removed: words, identifiers, numbers, versions, paths,
-frames and whatever is called a digest stay; any other opaque token goes (``text.shapes``). Beside
-that go what is named a secret (``text.values``), however short, and what is private by its looks
-(``text.shapes``).
+frames and whatever is called a digest stay; any other opaque token goes (``text.opaque``). Beside
+that go what is named a secret (``text.named``), however short, and what is private by its looks
+(``text.looks``).
 
 The same secret has the same placeholder everywhere (``[redacted:key-1]``), so that a reader can
 still see that two places hold the same value. What is evidence survives: SHA-256 digests, package
@@ -22,11 +22,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 
-from mmrepro.text import shapes
-from mmrepro.text.people import prompts
+from mmrepro.text import looks
+from mmrepro.text.named import HINT, Secrecy, Value, kind_of, secrecy, values
+from mmrepro.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
 from mmrepro.text.sanitize import without_disguise
-from mmrepro.text.shapes import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
-from mmrepro.text.values import HINT, Secrecy, Value, kind_of, secrecy, values
 from pydantic import BaseModel
 
 M = TypeVar("M", bound=BaseModel)
@@ -142,20 +141,20 @@ class Redactor:
     def _steps(self) -> Iterator[Callable[[str], str]]:
         if self._registered:
             yield self._known
-        yield lambda t: self.hide("privatekey", t, shapes.key_blocks(t))
-        yield lambda t: _sub(shapes.DATA_URL, self._second("image"), t, ";base64,")
-        yield lambda t: _sub(shapes.URL, self._url, t, "://")
-        yield lambda t: _sub(shapes.STORE_URL, self._url, t, "://")
-        yield lambda t: shapes.TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
+        yield lambda t: self.hide("privatekey", t, looks.key_blocks(t))
+        yield lambda t: _sub(looks.DATA_URL, self._second("image"), t, ";base64,")
+        yield lambda t: _sub(looks.URL, self._url, t, "://")
+        yield lambda t: _sub(looks.STORE_URL, self._url, t, "://")
+        yield lambda t: looks.TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
         yield self._named
-        yield lambda t: shapes.BEARER.sub(self._second("key"), t)
-        for spoken in shapes.SPOKEN:
+        yield lambda t: looks.BEARER.sub(self._second("key"), t)
+        for spoken in looks.SPOKEN:
             yield lambda t, p=spoken: p.sub(self._second("password"), t)  # type: ignore[misc]
-        yield lambda t: self.hide("prompt", t, prompts(t))
-        yield lambda t: _sub(shapes.TOKEN_IDS, self._token_ids, t, "_ids")
-        yield lambda t: _sub(shapes.GPU, lambda m: self.placeholder("gpu", m[0]), t, "-")
-        yield lambda t: shapes.BASE64.sub(self._base64, t)
-        yield lambda t: self.hide("email", t, shapes.emails(t))
+        yield lambda t: self.hide("prompt", t, looks.prompts(t))
+        yield lambda t: _sub(looks.TOKEN_IDS, self._token_ids, t, "_ids")
+        yield lambda t: _sub(looks.GPU, lambda m: self.placeholder("gpu", m[0]), t, "-")
+        yield lambda t: looks.BASE64.sub(self._base64, t)
+        yield lambda t: self.hide("email", t, looks.emails(t))
         yield self._home_paths
         yield lambda t: _sub(_BROKEN, self._broken, t, "\n")
         yield lambda t: self.hide("opaque", t, opaque_spans(t))
@@ -186,12 +185,12 @@ class Redactor:
         )
 
     def _hidden(self, value: Value, text: str) -> str:
-        scheme = shapes.SCHEME.match(text)
+        scheme = looks.SCHEME.match(text)
         lead = scheme[0] if scheme else ""
         secret, tail = text[len(lead) :], ""
         if lead and not value.quoted and not lead.lower().startswith("digest"):
             # One word is the secret; what follows it may be the rest of a command line.
-            word = first[0] if (first := shapes.WORD.match(secret)) else ""
+            word = first[0] if (first := looks.WORD.match(secret)) else ""
             secret, tail = word, secret[len(word) :]
         bare = secret.strip(" \t\"'")
         if not _may_be_secret(value.name, bare, assigned=value.assigned):
@@ -204,12 +203,12 @@ class Redactor:
         return f"{name}{separator}{self.placeholder('tokens', inside)}{ids[len(inside) :]}"
 
     def _base64(self, match: re.Match[str]) -> str:
-        return self.placeholder("base64", match[0]) if shapes.is_base64(match[0]) else match[0]
+        return self.placeholder("base64", match[0]) if looks.is_base64(match[0]) else match[0]
 
     def _home_paths(self, text: str) -> str:
         if self._home is not None:
             text = self._home.sub("~", text)
-        return shapes.HOMES.sub(self._second("user"), text)
+        return looks.HOMES.sub(self._second("user"), text)
 
     def _broken(self, match: re.Match[str]) -> str:
         """A token that is only one with what stands on the next line."""
@@ -291,7 +290,7 @@ class Redactor:
         name = name.lstrip("-")
         bare = value.strip("\"'")
         if secrecy(name) and not PLACEHOLDER.search(bare):
-            scheme = shapes.SCHEME.match(bare)
+            scheme = looks.SCHEME.match(bare)
             secret = bare[scheme.end() :] if scheme else bare
             if _may_be_secret(name, secret, assigned=True):
                 return value.replace(secret, self.placeholder(kind_of(name), secret))

@@ -1,5 +1,4 @@
-"""Text from another process, made safe to show: terminal codes out, control characters visible, and
-secrets that a server was sent taken out of whatever comes back, byte by byte.
+"""Text from another process, made safe to show: terminal codes out, control characters visible.
 
 Logs, stacks and responses may hold colour codes, window-title sequences, NUL bytes or characters
 that reverse the reading direction. ``plain`` is applied to every such text before it reaches a
@@ -74,6 +73,8 @@ def one_line(text: str, limit: int = 500) -> str:
     # Cut first: a megabyte of hostile text is not worth normalising for a table cell.
     return clip(" ".join(plain(text[: limit * 8]).split()), limit)
 
+
+# ------------------------------------------------------------------ what was sent as a secret
 
 Mask = Callable[[bytes], bytes]
 

@@ -10,9 +10,8 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
 from mmrepro.evidence import ImageSent, RequestRecord
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.records import Moment
@@ -33,6 +32,9 @@ from mmrepro.traffic.reading import (
     read_generated,
 )
 
+if TYPE_CHECKING:
+    import httpx2
+
 MAX_BODY_BYTES = 8 << 20
 MAX_HOLD_S = 300.0
 AFTER_DONE_S = 1.0
@@ -49,6 +51,8 @@ class Traffic:
     """
 
     def __init__(self, base_url: str, model: str, recorder: Recorder) -> None:
+        import httpx2  # here, not above: `mmrepro list` loads every scenario, and sends nothing
+
         self.base_url = base_url
         self.model = model
         self.recorder = recorder
@@ -56,6 +60,7 @@ class Traffic:
         # Deadlines are ours (asyncio.timeout): a read timeout would also fire on a slow stream, and
         # a connect timeout of some seconds on a loop that stood still so long: asyncio then looks
         # at the timer that is due before the socket that is ready.
+        self._failure = httpx2.HTTPError
         self._client = httpx2.AsyncClient(
             base_url=base_url,
             timeout=None,
@@ -189,7 +194,7 @@ class Traffic:
                 self._client.stream(method, path, json=body) as answer,
             ):
                 data = await _read_bounded(answer) if answer.status_code == 200 else None
-        except (httpx2.HTTPError, TimeoutError):
+        except (self._failure, TimeoutError):
             return ""
         return "" if data is None else data.decode("utf-8", "replace")
 
@@ -239,7 +244,7 @@ class Traffic:
             record.timed_out = True
             waited = time.monotonic() - record.sent.mono
             record.error = f"no complete answer in {waited:.1f} s"
-        except httpx2.HTTPError as error:
+        except self._failure as error:
             record.error = f"{type(error).__name__}: {error}"[:ERROR_LIMIT]
         except asyncio.CancelledError:
             record.error = "given up by the client"

@@ -12,12 +12,10 @@ from mmrepro.engines import ENGINES
 from mmrepro.incident.diagnosis import NamedClass, TargetFacts
 from mmrepro.machine.host import SHORT, Lateness
 from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
-from mmrepro.probes.connections import ConnectionsProbe
 from mmrepro.probes.data import InferenceData, MetricsData
-from mmrepro.probes.fetch import api_root, connection_refused, fetch
-from mmrepro.probes.http import first_model
-from mmrepro.probes.inference import InferenceProbe
+from mmrepro.probes.http import InferenceProbe, api_root, connection_refused, fetch, first_model
 from mmrepro.probes.metrics import MetricsProbe
+from mmrepro.probes.processes import ConnectionsProbe
 from mmrepro.watch.health import Check, CheckOutcome
 from mmrepro.watch.memory import Growth, caches_bytes
 from mmrepro.watch.processes import Processes, Seen

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 from mmrepro.incident.diagnosis import NamedClass
 
+STATES = ("starting", "ready", "live", "not-live")
+
 
 class CheckOutcome(StrEnum):
     """What one check says of the server; only FAILED, SILENT and ABSENT can end liveness."""
@@ -82,6 +84,13 @@ class Health:
     def ready(self) -> bool:
         """Live, past its start, and not ``failures`` times in a row without an answer."""
         return self.live and not self.starting and self.bad_in_a_row < self.failures
+
+    @property
+    def state(self) -> str:
+        """``starting``, ``ready``, ``live`` (but not ready) or ``not-live``: see :data:`STATES`."""
+        if not self.live:
+            return "not-live"
+        return "starting" if self.starting else "ready" if self.ready else "live"
 
     @property
     def confirming(self) -> bool:

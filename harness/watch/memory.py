@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 from mmrepro.base import units
-from mmrepro.diagnose.class_facts import named
+from mmrepro.diagnose.classes_logged import named
 from mmrepro.incident.diagnosis import Certainty, LiveClass, NamedClass
 
 SETTLE_S = 600.0

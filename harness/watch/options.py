@@ -31,7 +31,7 @@ class WatchCommand(LiveCommand):
         "SECONDS",
         LIMITS,
         name="--deadline",
-        shown="see below",
+        shown="see above",
         least=0.1,
         most=600,
     )
@@ -81,6 +81,7 @@ class WatchCommand(LiveCommand):
     )
     out: Path | None = common.OUT(None, help="Folder of the incidents.", shown="incidents/")
     json: bool = common.JSON(False, help="Print one JSON object a line on stdout.")
+    quiet: bool = common.QUIET(False, help="Print what changes, not each check.")
 
     @property
     def until_dead(self) -> bool:

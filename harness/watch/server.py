@@ -14,7 +14,7 @@ from typing import Any
 
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import Certainty, LiveClass
-from mmrepro.watch.health import CheckOutcome
+from mmrepro.watch.health import STATES, CheckOutcome
 from mmrepro.watch.loop import Watch
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -108,6 +108,7 @@ def state(watch: Watch) -> dict[str, Any]:
         health, finding = watch.health, watch.finding
         now = time.monotonic()
         return {
+            "state": health.state,
             "live": health.live,
             "ready": health.ready,
             "starting": health.starting,
@@ -175,6 +176,7 @@ class _Metrics(Collector):
         gauges = {
             "live": ("1 while the server answers small inferences", found["live"]),
             "ready": ("1 while it takes traffic", found["ready"]),
+            "starting": ("1 until its first answer", found["starting"]),
             "failed_checks_in_a_row": ("checks failed in a row", found["failed_in_a_row"]),
             "incidents": ("diagnoses made", found["incidents"]),
             "last_check_seconds": ("duration of the last check", last and last["seconds"]),
@@ -186,6 +188,12 @@ class _Metrics(Collector):
         for name, (text, value) in gauges.items():
             if value is not None:
                 yield GaugeMetricFamily(f"mmrepro_watch_{name}", text, value=float(value))
+        states = GaugeMetricFamily(
+            "mmrepro_watch_state", "1 for the state it is in, 0 for the others", labels=["state"]
+        )
+        for one in STATES:
+            states.add_metric([one], float(found["state"] == one))
+        yield states
         checks = CounterMetricFamily("mmrepro_watch_checks", "checks made", labels=["verdict"])
         for verdict in CheckOutcome:
             checks.add_metric([verdict.value], found["checks"][verdict.value])
@@ -195,6 +203,6 @@ class _Metrics(Collector):
             "class of failure: 0 not named, 1 possible, 2 likely, 3 certain",
             labels=["class"],
         )
-        for one in LiveClass:
-            classes.add_metric([one.value], CERTAINTIES.get(found["classes"].get(one.value), 0))
+        for name in LiveClass:
+            classes.add_metric([name.value], CERTAINTIES.get(found["classes"].get(name.value), 0))
         yield classes

@@ -8,35 +8,45 @@
   };
   const rows = (box) => [...box.querySelectorAll("tbody tr")];
 
-  // A filter by status and a search above each long table. Both hide rows; nothing is removed.
+  // Filters by status and by group, and a search, above each long table and each grid of squares.
+  // They hide rows or squares; nothing is removed. What holds no shown square is hidden as well.
   for (const box of document.querySelectorAll("[data-filter]")) {
-    const all = rows(box);
-    const statuses = [...new Set(all.map((row) => row.dataset.status).filter(Boolean))];
+    const holders = [...box.querySelectorAll("[data-holds]")].reverse();
+    const all = holders.length ? [...box.querySelectorAll("[data-status]")] : rows(box);
     const bar = make("div", "", { class: "filter" });
     const search = make("input", "", { type: "search", placeholder: "search", "aria-label": "search this table" });
     const count = make("span", "", { class: "soft", role: "status" });
-    let wanted = "";
+    const wanted = { group: "", status: "" };
     const show = () => {
       const word = search.value.toLowerCase();
       let shown = 0;
       for (const row of all) {
-        const fits = (!wanted || row.dataset.status === wanted) && row.textContent.toLowerCase().includes(word);
+        const fits = Object.entries(wanted).every(([facet, value]) => !value || row.dataset[facet] === value)
+          && (row.title + row.textContent).toLowerCase().includes(word);
         row.hidden = !fits;
         shown += fits;
       }
-      count.textContent = wanted || word ? `${shown} of ${all.length}` : "";
+      for (const node of holders) node.hidden = !node.querySelector("[data-status]:not([hidden])");
+      count.textContent = shown < all.length ? `${shown} of ${all.length}` : "";
     };
-    const buttons = statuses.length > 1 ? ["", ...statuses].map((status) => {
-      const button = make("button", status || "all", { type: "button", "aria-pressed": String(!status) });
-      button.addEventListener("click", () => {
-        wanted = status;
-        for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
-        show();
+    for (const facet of Object.keys(wanted)) {
+      const values = [...new Set(all.map((row) => row.dataset[facet]).filter(Boolean))];
+      if (values.length < 2) continue;
+      const set = make("span", "", { class: "facet", role: "group", "aria-label": facet });
+      const buttons = ["", ...values].map((value) => {
+        const button = make("button", value || "all", { type: "button", "aria-pressed": String(!value) });
+        button.addEventListener("click", () => {
+          wanted[facet] = value;
+          for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+          show();
+        });
+        return button;
       });
-      return button;
-    }) : [];
+      set.append(...buttons);
+      bar.append(set);
+    }
     search.addEventListener("input", show);
-    bar.append(...buttons, search, count);
+    bar.append(search, count);
     box.before(bar);
   }
 

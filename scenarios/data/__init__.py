@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -9,7 +11,7 @@ def pad_value_pair() -> Path:
     """Folder of A.png, B.png, control.png and pair.json: two pictures of one SGLang pad value.
 
     Found and verified by ``mmrepro collide --engine sglang --release 0.5.6 --bits 30``; pair.json
-    says in what. ``mmrepro.collide.pair.load_pair`` reads it.
+    has in what: ``mmrepro.collide.pair.Pair``.
     """
     return Path(__file__).parent / "pad_value_pair"
 
@@ -28,3 +30,10 @@ def claims() -> Path:
     Made by ``tests/evidence/record.py --table``.
     """
     return Path(__file__).parent / "claims.json"
+
+
+def recorded_releases(words: Iterable[str] = ()) -> list[str]:
+    """Releases with a recorded run of one of the engines or scenarios in ``words``; none: all."""
+    runs = json.loads(recorded_runs().read_bytes())["runs"]
+    fits = [run for run in runs if not {run["engine"], run["scenario"]}.isdisjoint(words)]
+    return [*dict.fromkeys(run["release"] for run in fits or runs)]

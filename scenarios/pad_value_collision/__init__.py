@@ -70,7 +70,7 @@ from mmrepro.scenarios.pad_value_collision.report import (
 )
 
 if TYPE_CHECKING:
-    from mmrepro.collide.worker import Identity
+    from mmrepro.collide.pair import Identity
 
 BATCH = "sglang/srt/managers/schedule_batch.py"
 KEYED = (*SALTS, FROM_HASH)
@@ -327,8 +327,8 @@ class PadValueCollision(PictureAlias):
 
 def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, Identity]:
     """What the engine makes of the pictures, by name. Raises as the search does."""
-    from mmrepro.collide.interpreter import place_for
     from mmrepro.collide.search import identify
+    from mmrepro.collide.worker import place_for
     from mmrepro.machine.files import cache_root
 
     server = failure.case.server

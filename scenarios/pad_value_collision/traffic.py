@@ -86,13 +86,15 @@ async def of_two_sizes(scenario: PictureAlias, drive: Drive, another: Picture) -
 
 def search(drive: Drive, size: int | None = None, second_size: int | None = None) -> Path:
     """A new pair from this run's own environment, kept below evidence/; its folder."""
-    from mmrepro.collide.interpreter import place_for
-    from mmrepro.collide.search import DEFAULT_SIDE, find_pair
+    from mmrepro.collide.options import CollideCommand
+    from mmrepro.collide.search import find_pair
+    from mmrepro.collide.worker import place_for
 
     folder = drive.recorder.dir / ("unequal-pair" if second_size else "pair")
     drive.note("searching a pair whose pad values are equal")
     place = place_for("sglang", drive.release, model=drive.model)
-    pair = find_pair(place, folder, bits=BITS, size=size or DEFAULT_SIDE, second_size=second_size)
+    asked = CollideCommand(bits=BITS, size=size or CollideCommand.size, second_size=second_size)
+    pair = find_pair(place, folder, asked)
     drive.note(f"found after {pair.search.images} pictures, {pair.search.search_s:.1f} s")
     return folder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from live import Finished, RunOnce
 from mmrepro.environments.build import ensure
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import vllm_spec
 from mmrepro.machine.host import child_environment
 from mmrepro.reproducers import reproducer_path
 

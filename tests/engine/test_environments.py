@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from mmrepro.environments.build import ensure
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import vllm_spec
 from mmrepro.errors import UnknownRelease, UnloadableWheel
 from mmrepro.machine.host import child_environment
 

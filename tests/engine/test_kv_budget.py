@@ -20,14 +20,15 @@ from live import RunOnce
 from mmrepro.engines import spec_for
 from mmrepro.environments.build import ensure
 from mmrepro.kv_budget import (
+    VLLM,
+    VLLM_CPU,
     Geometry,
     LmdeployPlan,
     VllmCpuPlan,
     VllmPlan,
     block_bytes_of,
-    vllm as vllm_budget,
+    read_model,
 )
-from mmrepro.kv_budget.config import read_model
 from mmrepro.scenario.registry import load_scenario
 
 pytestmark = [
@@ -46,7 +47,7 @@ def test_vllm_logs_what_is_foretold(run_once: RunOnce, tmp_path: Path) -> None:
     scenario = load_scenario(GHOST)
     model = read_model(scenario.model.write(tmp_path)).geometry
     release = run.document["engine"]["release"]
-    size = vllm_budget.block_bytes_of(model, block_size=vllm_budget.CPU_BLOCK_SIZE)
+    size = VLLM_CPU.block_size * model.token_bytes(VLLM)
     plan = VllmCpuPlan(release, size, max_model_len=scenario.max_model_len)
     budget = plan.forward(Decimal(1))
     assert budget.log in log
@@ -133,11 +134,9 @@ def test_vllms_own_functions_agree() -> None:
         )
     refused = 0
     for case, theirs in zip(cases, computed("vllm", release, cases), strict=True):
-        size = vllm_budget.block_bytes_of(
-            Geometry(case["layers"], case["kv_heads"], case["head_dim"], case["head_dim"]),
-            kv_dtype="fp8" if case["fp8"] else "auto",
-            block_size=case["block_size"],
-        )
+        model = Geometry(case["layers"], case["kv_heads"], case["head_dim"], case["head_dim"])
+        token = model.token_bytes(VLLM, kv_dtype="fp8" if case["fp8"] else "auto")
+        size = case["block_size"] * token
         ours = VllmPlan(
             release,
             size,

@@ -18,7 +18,7 @@ import pytest
 from junitparser import JUnitXml, TestCase
 from live import RunOnce
 from mmrepro.environments.build import ensure
-from mmrepro.environments.minivllm import RELEASE, minivllm_spec
+from mmrepro.environments.spec import MINIVLLM, minivllm_spec
 from mmrepro.machine.host import child_environment
 from mmrepro.models.qwen import TinyQwen3
 from mmrepro.reproducers import reproducer_path
@@ -62,7 +62,7 @@ class Inner:
 
 @pytest.fixture(scope="session")
 def inner(tmp_path_factory: pytest.TempPathFactory) -> Inner:
-    made = ensure(minivllm_spec(RELEASE, "cpu"))
+    made = ensure(minivllm_spec(MINIVLLM, "cpu"))
     report = tmp_path_factory.mktemp("inner") / "junit.xml"
     command = [str(made.python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["--durations=5", f"--junitxml={report}", str(INNER)]
@@ -135,7 +135,7 @@ def test_put_right_it_starts(run_once: RunOnce) -> None:
 
 
 def demo(cache: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    made, model = ensure(minivllm_spec(RELEASE, "cpu")), TinyQwen3().write(cache)
+    made, model = ensure(minivllm_spec(MINIVLLM, "cpu")), TinyQwen3().write(cache)
     command = [str(made.python), "-m", "minivllm.demo", "--model", str(model), *args]
     home = reproducer_path("minivllm").parent
     env = child_environment({"OMP_NUM_THREADS": "1"})

@@ -21,8 +21,7 @@ import pytest
 from live import COMMAND, Finished, left_of, shared_memory, wait_for
 from mmrepro.base import processes
 from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import Environment
-from mmrepro.environments.starts import FILE, starts_seen
+from mmrepro.environments.spec import STARTS_FILE, Environment, starts_seen
 from mmrepro.environments.store import used_by
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
@@ -153,7 +152,7 @@ MINE = """
 def standing_in(alone: Path) -> Iterator[Any]:
     """``standing_in(code)``: a scenario file whose engine has a stand-in with that code."""
     environment = ready()
-    known = environment.state_dir / FILE
+    known = environment.state_dir / STARTS_FILE
     before = known.read_bytes() if known.exists() else None
 
     def make(code: str) -> tuple[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.environments.build import ensure
-from mmrepro.environments.minivllm import minivllm_spec
+from mmrepro.environments.spec import minivllm_spec
 from mmrepro.environments.uv import run_uv
 from mmrepro.environments.wheelhouse import make, make_target
 from mmrepro.machine.host import child_environment

@@ -21,10 +21,10 @@ BEGIN, END = "<!-- counterexamples -->", "<!-- /counterexamples -->"
 
 if importlib.util.find_spec("torch") is None:
     from mmrepro.environments.build import ensure
-    from mmrepro.environments.minivllm import RELEASE, minivllm_spec
+    from mmrepro.environments.spec import MINIVLLM, minivllm_spec
     from mmrepro.machine.host import child_environment
 
-    python = str(ensure(minivllm_spec(RELEASE, "cpu")).python)
+    python = str(ensure(minivllm_spec(MINIVLLM, "cpu")).python)
     os.execve(python, [python, __file__, *sys.argv[1:]], child_environment())
 
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "reproducers")]

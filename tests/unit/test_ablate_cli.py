@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matrix_nights import FakeProvisions
 from mmrepro.ablate import cells
-from mmrepro.cli import campaign
+from mmrepro.cluster import where
 from mmrepro.errors import ExitCode
 from mmrepro.evidence import Evidence
 from test_cli import Here, here as here
@@ -23,8 +23,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
     made = World()
     monkeypatch.setattr(cells, "existing", lambda spec: place)
-    monkeypatch.setattr(campaign, "Trials", lambda options: WorldTrials(made, place, options))
-    monkeypatch.setattr(campaign, "Provisions", lambda *rest: FakeProvisions())
+    monkeypatch.setattr(where, "Trials", lambda options: WorldTrials(made, place, options))
+    monkeypatch.setattr(where, "Provisions", lambda *rest: FakeProvisions())
     return made
 
 
@@ -48,6 +48,16 @@ def test_an_ablation_for_people_and_for_machines(here: Here, world: World, tmp_p
         shown = here("report", tmp_path / "out", "--format", format)
         assert shown.stdout.startswith(starts)
     assert here("report", tmp_path / "out", "--format", "junit").returncode == ExitCode.USAGE
+
+
+def test_quiet_prints_the_verdict_and_the_page(here: Here, world: World, tmp_path: Path) -> None:
+    chosen = ("--device", "cpu", "--factors", "cache-size, mm-cache", "--out", tmp_path / "out")
+    said = here("ablate", GHOST, *chosen, "-q")
+    assert (said.returncode, said.stderr) == (0, "")
+    verdict, page = said.stdout.splitlines()
+    assert verdict.startswith("Cure found: Ablation of ghost-key-eviction")
+    assert page == str(tmp_path / "out/ablation.html")
+    assert Path(page).is_file()
 
 
 def test_ctrl_c(here: Here, world: World, tmp_path: Path) -> None:

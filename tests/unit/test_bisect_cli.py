@@ -13,8 +13,8 @@ import pytest
 from matrix_nights import FakeProvisions
 from mmrepro.bisect import points
 from mmrepro.campaign.trial import Trials
-from mmrepro.cli import campaign
 from mmrepro.cli.app import app
+from mmrepro.cluster import where
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.ledger import Attempt, Cell, Role
 from mmrepro.incident.searches import Bisection
@@ -43,7 +43,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(points, "points_of", lambda scenario, options: listed())
     monkeypatch.setattr(Trials, "run", run)
-    monkeypatch.setattr(campaign, "Provisions", lambda *rest: FakeProvisions())
+    monkeypatch.setattr(where, "Provisions", lambda *rest: FakeProvisions())
 
 
 def typed(*argv: str) -> tuple[int, str, str]:
@@ -116,8 +116,8 @@ sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
 from matrix_nights import FakeProvisions
 from mmrepro.bisect import points
 from mmrepro.campaign.trial import Trials
-from mmrepro.cli import campaign
-campaign.Provisions = lambda *rest: FakeProvisions()
+from mmrepro.cluster import where
+where.Provisions = lambda *rest: FakeProvisions()
 from test_bisect_session import listed
 points.points_of = lambda scenario, options: listed()
 def run(self, cell, folder, root, *, night, index, role):
@@ -165,8 +165,8 @@ sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
 from matrix_nights import FakeProvisions
 from mmrepro.bisect import points
 from mmrepro.campaign.trial import Trials
-from mmrepro.cli import campaign
-campaign.Provisions = lambda *rest: FakeProvisions()
+from mmrepro.cluster import where
+where.Provisions = lambda *rest: FakeProvisions()
 from test_bisect_session import Made, listed
 points.points_of = lambda scenario, options: listed()
 made = Made()

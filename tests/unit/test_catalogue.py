@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from made_nights import cell, history, night, written
-from mmrepro.catalogue import alive, page, recorded, standing
+from mmrepro.catalogue import page, recorded, standing
 from mmrepro.catalogue.recorded import RecordedRun
 from mmrepro.catalogue.standing import Known
 from mmrepro.cli.app import app
 from mmrepro.diagnose.match import all_scenarios
-from mmrepro.environments.listing import Listed
+from mmrepro.environments.index import Listed
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, UnknownScenario
 from mmrepro.scenario import Scenario
@@ -55,7 +55,7 @@ def ghost(*runs: RecordedRun) -> Known:
     return one
 
 
-def listing(text: str) -> alive.ReleasesOf:
+def listing(text: str) -> standing.ReleasesOf:
     def there(spec: EnvironmentSpec) -> Sequence[Listed]:
         return [Listed(Version(v), v, None) for v in text.split()]
 
@@ -179,10 +179,10 @@ def test_the_order_of_runs_is_their_own(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what is alive
 
 
-def stood(newest: str, *runs: RecordedRun) -> alive.Standing:
-    told = alive.newest_of("vllm", runs, "0.23.0", listing(newest))
+def stood(newest: str, *runs: RecordedRun) -> standing.Standing:
+    told = standing.newest_of("vllm", runs, "0.23.0", listing(newest))
     assert (told.release, told.says) == (newest.split()[-1], "index")
-    (made,) = alive.standings([ghost(*runs)], [told])
+    (made,) = standing.standings([ghost(*runs)], [told])
     return made
 
 
@@ -217,7 +217,7 @@ def test_a_build_stands_for_its_release() -> None:
 
 def test_without_an_index_the_newest_release_that_was_run_stands_for_it() -> None:
     runs = [run("0.24.0", WELL), run("0.30.0", WELL, "patch"), run("0.9.0", ILL)]
-    told = alive.newest_of("vllm", runs, "0.23.0", unreachable)
+    told = standing.newest_of("vllm", runs, "0.23.0", unreachable)
     assert (told.release, told.says) == ("0.24.0", "recorded runs")
     assert told.why == "The package index could not be asked: ConnectError"
 

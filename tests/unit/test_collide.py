@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,13 @@ import numpy as np
 import pytest
 from fake_sglang import write_engine
 from hypothesis import given, settings, strategies as st
-from mmrepro.cli import collide_progress as searching
-from mmrepro.collide import families, search
-from mmrepro.collide.pair import NAMES, PAIR_FILE, Pair, equal_low_bits, load_pair
-from mmrepro.collide.search import Place, Seen, find_pair, verify_pair
+from mmrepro import cli
+from mmrepro.cli.progress import Progress
+from mmrepro.collide import search
+from mmrepro.collide.options import CollideCommand
+from mmrepro.collide.pair import NAMES, PAIR_FILE, Pair, equal_low_bits
+from mmrepro.collide.search import find_pair, verify_pair
+from mmrepro.collide.worker import Place
 from mmrepro.errors import (
     EngineStartError,
     InfrastructureError,
@@ -42,6 +47,10 @@ def words_of(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def picture(seed: int, side: int = 12) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+
+
+def asked(**options: Any) -> CollideCommand:
+    return CollideCommand(**{"bits": 16, **options})
 
 
 def place(folder: Path, **changes: Any) -> Place:
@@ -130,22 +139,28 @@ def test_there_are_always_images_enough(bits: int) -> None:
 
 def test_the_families_cannot_be_mistaken_for_each_other() -> None:
     for seed in range(5):
-        first, second = (np.asarray(p).astype(int) for p in families.draw(seed, 84))
+        first, second = (np.asarray(p).astype(int) for p in search.draw(seed, 84))
         assert first.shape == second.shape == (84, 84, 3)
         assert np.abs(first - second).mean() > 80
-    assert families.draw(1, 84)[0].tobytes() != families.draw(2, 84)[0].tobytes()
+    assert search.draw(1, 84)[0].tobytes() != search.draw(2, 84)[0].tobytes()
 
 
 def test_the_users_own_pictures_get_one_size(tmp_path: Path) -> None:
+    """``--size`` does not count for them, ``--second-size`` does."""
     Image.new("L", (100, 41)).save(tmp_path / "a.png")
     Image.new("RGBA", (7, 900)).save(tmp_path / "b.png")
-    made = families.load((tmp_path / "a.png", tmp_path / "b.png"), 28, 56)
+    own = asked(first=tmp_path / "a.png", second=tmp_path / "b.png", size=57)
+    made = search.pictures_of(own)
     assert [(p.size, p.mode) for p in made] == [((112, 56), "RGB")] * 2
+    assert search.pictures_of(replace(own, second_size=56))[1].size == (56, 56)
     (tmp_path / "b.png").write_text("no picture")
-    with pytest.raises(UsageError, match="not a picture"):
-        families.load((tmp_path / "a.png", tmp_path / "b.png"), 28, 56)
-    with pytest.raises(UsageError, match="There is no picture"):
-        families.load((tmp_path / "a.png", tmp_path / "c.png"), 28, 56)
+    for changes, words in (
+        ({}, "not a picture"),
+        ({"second": tmp_path / "c.png"}, "There is no picture"),
+        ({"second": None}, "belong together"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            search.pictures_of(replace(own, **changes))
 
 
 # ------------------------------------------------------------------ the whole, on a made-up engine
@@ -153,38 +168,38 @@ def test_the_users_own_pictures_get_one_size(tmp_path: Path) -> None:
 
 def test_a_pair_is_found_verified_and_written(tmp_path: Path) -> None:
     here = place(tmp_path, pad="self.hash % (1 << 16)")
-    seen: list[Seen] = []
-    found = find_pair(here, tmp_path / "out", bits=16, size=56, jobs=2, progress=seen.append)
+    seen: list[tuple[str, str]] = []
+    found = find_pair(here, tmp_path / "out", asked(size=56, jobs=2), lambda *one: seen.append(one))
     assert found.collides
     assert found.control_differs
     assert found.equal_bits >= 16
     a, b, control = (np.asarray(Image.open(tmp_path / "out" / f"{n}.png")) for n in NAMES)
     assert np.abs(a.astype(int) - b).mean() > 80
     assert np.unpackbits(b ^ control).sum() == 1
-    assert load_pair(tmp_path / "out") == found
+    assert Pair.model_validate_json((tmp_path / "out" / PAIR_FILE).read_bytes()) == found
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "A.png",
         "B.png",
         "control.png",
         PAIR_FILE,
     ]
-    assert {s.stage for s in seen} >= {"importing the engine", "hashing images"}
-    chances = [s.probability for s in seen if s.images]
+    assert {stage for stage, _ in seen} >= {"importing the engine", "hashing images"}
+    chances = [float(detail.partition("%")[0]) for _, detail in seen if "sure by now" in detail]
     assert chances == sorted(chances)
-    assert found.search.probability == chances[-1]
+    assert round(found.search.probability * 100, 1) == chances[-1]
     # Another number of processes finds the same pair.
-    again = find_pair(here, tmp_path / "again", bits=16, size=56, jobs=1)
+    again = find_pair(here, tmp_path / "again", asked(size=56, jobs=1))
     assert again.images == found.images
     with pytest.raises(UnwritableOutput, match="already holds a pair"):
-        find_pair(here, tmp_path / "out", bits=16)
+        find_pair(here, tmp_path / "out", asked())
     # The same pair, asked of a release that makes its pad values of all the bits.
     wide = place(tmp_path / "wide", pad="self.hash")
     _, images = verify_pair(wide, tmp_path / "out")
     assert images["A"].hash == found.images["A"].hash
     assert images["A"].pad_value != images["B"].pad_value
-    (tmp_path / "out" / "B.png").write_bytes(b"changed")
-    with pytest.raises(UsageError, match="was changed"):
-        load_pair(tmp_path / "out")
+    (tmp_path / "out" / "B.png").unlink()
+    with pytest.raises(UsageError, match=r"holds no B\.png"):
+        verify_pair(wide, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -200,10 +215,45 @@ def test_what_goes_wrong_is_said_and_leaves_nothing(
     tmp_path: Path, engine: Any, options: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words) as caught:
-        find_pair(place(tmp_path, **engine), tmp_path / "out", size=56, **{"bits": 16, **options})
+        find_pair(place(tmp_path, **engine), tmp_path / "out", asked(size=56, **options))
     assert not (tmp_path / "out").exists()
     if error is EngineStartError:
         assert any("ZeroDivisionError" in line for line in caught.value.detail)  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_writes_nothing_is_ended(tmp_path: Path) -> None:
+    here = replace(place(tmp_path), silence_s=0.01)
+    with pytest.raises(InfrastructureError, match="wrote nothing for"):
+        find_pair(here, tmp_path / "out", asked(size=56))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_prints_the_pair_and_checks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = place(tmp_path, pad="self.hash % (1 << 16)")
+    monkeypatch.setattr("mmrepro.collide.worker.place_for", lambda *_, **__: here)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+
+    def collide(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["mmrepro", "collide", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), capsys.readouterr().out
+
+    folder = str(tmp_path / "pair")
+    code, out = collide("--bits", "16", "--size", "56", "--out", folder, "--json")
+    found = json.loads(out)
+    assert (code, found["collides"], found["control_differs"]) == (0, True, True)
+    assert found["equal_bits"] >= 16
+    code, out = collide("--check", folder)
+    assert code == 0
+    assert found["images"]["A"]["hash"] in out
+    assert "sglang 0.5.6: A and B have one pad value" in out
+    other = place(tmp_path / "other", pad="self.hash")
+    monkeypatch.setattr("mmrepro.collide.worker.place_for", lambda *_, **__: other)
+    code, out = collide("--check", folder, "--json")
+    assert (code, json.loads(out)["collides"]) == (1, False)
 
 
 def test_an_engine_that_does_not_confirm_the_pair_is_believed(tmp_path: Path) -> None:
@@ -213,7 +263,7 @@ def test_an_engine_that_does_not_confirm_the_pair_is_believed(tmp_path: Path) ->
     text = batch.read_text().replace("SALT +", "COUNT.append(1) or SALT * (len(COUNT) > 12) +")
     batch.write_text("COUNT = []\n" + text.replace("SALT = b''", "SALT = b'x'"))
     with pytest.raises(InfrastructureError, match="the search is wrong about this release"):
-        find_pair(here, tmp_path / "out", bits=16, size=56)
+        find_pair(here, tmp_path / "out", asked(size=56))
     assert not (tmp_path / "out").exists()
 
 
@@ -221,11 +271,12 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     here = place(tmp_path)
     code = (
         "import sys; from pathlib import Path; from mmrepro.collide.search import *\n"
+        "from mmrepro.collide.worker import Place\n"
         f"p = Path({str(tmp_path)!r}); e = p / 'engine'\n"
         "here = Place('sglang', '0', 'cpu', Path(sys.executable), {'PYTHONPATH': str(e)}, "
         "e / 'model')\n"
-        "find_pair(here, p / 'out', bits=40, jobs=2, "
-        "progress=lambda s: print(s.stage, flush=True))"
+        "find_pair(here, p / 'out', CollideCommand(bits=40, jobs=2), "
+        "lambda stage, detail: print(stage, flush=True))"
     )
     assert here.model.is_dir()
     process = subprocess.Popen(
@@ -274,11 +325,11 @@ def alive_in_group(group: int) -> list[str]:
 )
 def test_wrong_sizes_are_usage_errors(tmp_path: Path, options: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        find_pair(place(tmp_path), tmp_path / "out", **options)
+        find_pair(place(tmp_path), tmp_path / "out", asked(**options))
 
 
 def test_the_families_may_have_two_sizes(tmp_path: Path) -> None:
-    found = find_pair(place(tmp_path), tmp_path / "out", bits=16, size=84, second_size=56)
+    found = find_pair(place(tmp_path), tmp_path / "out", asked(second_size=56))
     sizes = []
     for name in NAMES:
         with Image.open(tmp_path / "out" / f"{name}.png") as picture:
@@ -290,17 +341,18 @@ def test_the_families_may_have_two_sizes(tmp_path: Path) -> None:
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnwritableOutput, match="cannot be written"):
-        find_pair(place(tmp_path), tmp_path / "file" / "out", bits=16)
+        find_pair(place(tmp_path), tmp_path / "file" / "out", asked())
 
 
-def test_the_bar_tells_the_running_probability() -> None:
-    console = Console(record=True, force_terminal=True, width=140, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    with searching.SearchBar(console) as bar:
-        bar(Seen("hashing images", 54_564, 0.5, 0.05))
-        console.print(bar.get_renderable())
-    text = console.export_text()
-    assert "50.0% sure by now" in text
-    assert "54,564 images" in text
+def test_the_view_has_a_line_a_stage_and_the_running_probability() -> None:
+    console = Console(record=True, force_terminal=True, width=140, file=io.StringIO())
+    view = Progress(console, "mmrepro collide")
+    for stage, detail in (("learning", ""), ("hashing", ""), ("hashing", "50.0% sure by now")):
+        view.show(stage, detail)
+    console.print(view._draw())
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert [line[1] for line in lines[1:3]] == ["learning", "hashing"]
+    assert lines[3:] == [["50.0%", "sure", "by", "now"]]
 
 
 # ------------------------------------------------------------------ verdict of a pair
@@ -334,14 +386,3 @@ def _image(facts: dict[str, Any]) -> Any:
     from mmrepro.collide.pair import PairImage
 
     return PairImage.model_validate(facts)
-
-
-def test_pictures_of_the_users_own_have_their_own_size(tmp_path: Path) -> None:
-    """``--size`` says nothing of them."""
-    paths = tmp_path / "a.png", tmp_path / "b.png"
-    for path in paths:
-        Image.new("RGB", (112, 84)).save(path)
-    first, second = search.pictures_of(bits=30, seed=1, size=57, pictures=paths)
-    assert first.size == second.size == (112, 84)
-    _, other = search.pictures_of(bits=30, seed=1, size=57, second_size=56, pictures=paths)
-    assert other.size == (56, 56)

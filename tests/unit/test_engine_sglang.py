@@ -12,8 +12,7 @@ import pytest
 from made_up import probed
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.engines.sglang import KERNELS, VLLM_NAMES, SglangEngine
-from mmrepro.environments.sglang import sglang_spec
-from mmrepro.environments.spec import Environment
+from mmrepro.environments.spec import Environment, sglang_spec
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.probes.data import LogsData
@@ -109,7 +108,7 @@ def test_options_that_are_ours_are_refused(option: str) -> None:
 def test_releases_that_cannot_be_started() -> None:
     with pytest.raises(UsageError, match="older than the oldest"):
         SGLANG.environment_spec("0.4.9", "cpu")
-    with pytest.raises(UnknownRelease, match="SGLang"):
+    with pytest.raises(UnknownRelease, match="release of sglang"):
         SGLANG.environment_spec("newest", "cpu")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
-from mmrepro.cli import campaign as conducting
+from mmrepro.cluster import where as conducting
 from mmrepro.errors import ExitCode
 from mmrepro.evidence import Evidence
 from mmrepro.history.ledger import Ledger
@@ -142,8 +142,8 @@ def test_since_a_date(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--release >=new", "no range of releases"),
         ("--open 6", "There is no number 6 in a list of 5"),
         ("--open 0", "There is no number 0"),
-        ("--open nobody", "No incident is called nobody"),
-        ("--open run-1", "2 incidents are called run-1"),
+        ("--open gold", "Nothing here is called gold. Did you mean good?"),
+        ("--open run-1", "2 incidents or campaigns are called run-1"),
         ("nowhere", "There is no folder nowhere"),
     ],
 )

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, spec_for, worth_another
 from mmrepro.engines.lmdeploy import LmdeployEngine, device_memory
-from mmrepro.environments.lmdeploy import lmdeploy_spec
-from mmrepro.environments.spec import Environment
-from mmrepro.environments.table import table
+from mmrepro.environments.spec import Environment, lmdeploy_spec, table
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of

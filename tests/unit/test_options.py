@@ -20,8 +20,9 @@ from mmrepro.base.options import Command, Declared, Origin, declared
 from mmrepro.campaign.child import spawn
 from mmrepro.case.model import ServerWanted
 from mmrepro.cli.app import COMMANDS
-from mmrepro.cli.options import DeclaredCommand, command
+from mmrepro.cli.options import PLACES, DeclaredCommand, command
 from mmrepro.errors import UsageError
+from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.matrix import selectors
 from mmrepro.matrix.file import load
 
@@ -55,6 +56,14 @@ READ = {
     "--header": st.just({}),  # private
     "--ray": st.just("auto"),  # an address is left out: test_a_clusters_address_is_in_no_command
     "--confidence": st.floats(0.5, 0.99),
+    "--image-size": st.tuples(st.integers(1, 100_000), st.integers(1, 100_000)),
+    **dict.fromkeys(
+        ("--free", "--total", "--runtime", "--block-bytes"), st.integers(1 << 20, 1 << 50)
+    ),
+    **dict.fromkeys(
+        (engine.option for engine in (LMDEPLOY, VLLM, VLLM_CPU, SGLANG)),
+        st.decimals("0.0001", 1, places=4),
+    ),
 }
 """Values of the options that are not simply a word of their type."""
 SPECIAL = ("--confidence", "--ray")
@@ -93,6 +102,8 @@ def value_of(one: Declared) -> st.SearchStrategy[Any]:
         kind = st.integers(int(option.least or 0), int(option.most or 1 << 40))
     elif one.type is float:
         kind = st.floats(option.least or 0, option.most or 1e6)
+    elif one.option.names in PLACES:  # a number or an id of what lies here would be resolved
+        kind = PLAIN.map(lambda name: Path("there", name))
     else:
         kind = PLAIN.map(Path) if one.type is Path else TEXT
     if one.several:

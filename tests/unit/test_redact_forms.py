@@ -14,9 +14,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 from mmrepro.reports.bundle import redact_log
+from mmrepro.text.named import Secrecy, secrecy
+from mmrepro.text.opaque import called_digest, is_opaque
 from mmrepro.text.redact import PLACEHOLDER, Redactor
-from mmrepro.text.shapes import called_digest, is_opaque
-from mmrepro.text.values import Secrecy, secrecy
 
 S, T = "hunter2-blue", "second-3-red"  # no opaque tokens: only what stands around says it
 

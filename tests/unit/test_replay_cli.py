@@ -17,8 +17,6 @@ from mmrepro.case.files import write_case
 from mmrepro.case.model import CASE_FILE
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
-from mmrepro.cli.new_from import exception_pattern, hang_path
-from mmrepro.cli.replay import usual_server
 from mmrepro.engines import ENGINES
 from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
 from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
@@ -26,6 +24,8 @@ from mmrepro.replay import session
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.plays import attempt_ended, found, name_of
 from mmrepro.replay.pursue import LOUD
+from mmrepro.replay.scenario_of import exception_pattern, hang_path
+from mmrepro.replay.server import usual_server
 from mmrepro.scenario.registry import load_scenario
 from rich.console import Console
 from typer.testing import CliRunner

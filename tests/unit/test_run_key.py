@@ -158,7 +158,7 @@ DECISIVE = (
     "scenario/definition.py", "signature/decide.py", "run/judge.py", "run/key.py",
     "engines/base.py",
     "engines/vllm.py", "environments/vllm.toml", "supervise/fork_server.py", "traffic/client.py",
-    "probes/stacks.py", "probes/_log_lines.py", "incident/folder.py",
+    "probes/stacks.py", "probes/log_lines.py", "incident/folder.py",
     "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/ablation.py",
     "reproducers/standins/boot/sitecustomize.py",
 )  # fmt: skip

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from mmrepro.collide.families import draw
-from mmrepro.collide.pair import NAMES, load_pair
+from mmrepro.collide.pair import NAMES, PAIR_FILE, Pair
+from mmrepro.collide.search import draw
 from mmrepro.incident.model import cross_probability
 from mmrepro.reproducers import pad_value_search as worker
 from mmrepro.scenarios.data import pad_value_pair
 from PIL import Image
 
 FOLDER = pad_value_pair()
-PAIR = load_pair(FOLDER)
+PAIR = Pair.model_validate_json((FOLDER / PAIR_FILE).read_bytes())
 
 
 def pixels(name: str) -> np.ndarray:  # type: ignore[type-arg]
@@ -30,7 +30,9 @@ def test_its_files_are_small_and_all_there() -> None:
         "pair.json",
     ]
     for image in PAIR.images.values():
-        assert image.bytes == (FOLDER / image.file).stat().st_size < 4096
+        data = (FOLDER / image.file).read_bytes()
+        assert image.bytes == len(data) < 4096
+        assert image.sha256 == hashlib.sha256(data).hexdigest()
 
 
 def test_its_numbers_agree_with_each_other() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.engines import LaunchPlan
-from mmrepro.environments.spec import Environment
-from mmrepro.environments.starts import FILE, ModeSeen, note_start, starts_seen
+from mmrepro.environments.spec import STARTS_FILE, Environment, ModeSeen, note_start, starts_seen
 from mmrepro.errors import UsageError
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec
@@ -108,7 +107,7 @@ def test_stand_ins_are_another_case(place: Environment) -> None:
 
 def test_a_broken_memory_is_none(place: Environment) -> None:
     note_start(place.state_dir, "warm", ModeSeen(works=False, why="x"))
-    (place.state_dir / FILE).write_text('{"modes": {"warm": 3}}')
+    (place.state_dir / STARTS_FILE).write_text('{"modes": {"warm": 3}}')
     assert starts_seen(place.state_dir).modes == {}
     assert Starter(several=True).choose(plan(place), place)[0] is StartMode.WARM
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -14,13 +15,15 @@ from pathlib import Path
 import pytest
 from fake_server import answering, http, serving
 from hypothesis import given, strategies as st
-from mmrepro.errors import UsageError
+from mmrepro.cli.app import app
+from mmrepro.errors import ExitCode, UsageError
 from mmrepro.watch.build import default_deadline, small_picture
 from mmrepro.watch.checker import GAUGES, PROGRESS, Checker, moved_signs
-from mmrepro.watch.health import Check, CheckOutcome, Health
+from mmrepro.watch.health import STATES, Check, CheckOutcome, Health
 from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnosed, Watch
 from mmrepro.watch.options import WatchCommand
 from mmrepro.watch.server import WatchServer, parse_address, state
+from typer.testing import CliRunner
 
 OK, BUSY, FAILED, SILENT, ABSENT, ERROR, UNKNOWN = CheckOutcome
 
@@ -306,13 +309,39 @@ def get(address: tuple[str, int], path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def state_of(server: WatchServer) -> str:
+    """The one state whose metric is 1."""
+    text = get(server.address, "/metrics")[1]
+    states = re.findall(r'mmrepro_watch_state\{state="(.*)"\} (\d)', text)
+    assert [name for name, _ in states] == [*STATES]
+    (one,) = [name for name, value in states if value == "1"]
+    assert f"mmrepro_watch_starting {float(one == 'starting')}" in text
+    return one
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_each_line_has_the_state(monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
+    answers = iter([BUSY, OK, BUSY, BUSY, FAILED, FAILED])
+    monkeypatch.setattr(Checker, "check", lambda self: check(next(answers)))
+    words = ["watch", "http://127.0.0.1:9", "--interval", "0.5", "--no-diagnose"]
+    done = CliRunner().invoke(app, [*words, *(["-q"] if quiet else [])])
+    assert done.exit_code == ExitCode.NOT_AS_EXPECTED
+    checks = ["starting", "ready", "ready", "live", "live", "not-live"]
+    assert [line.split()[1:3] for line in done.stdout.splitlines()] == [
+        *([] if quiet else [[state, "check"] for state in checks]),
+        ["not-live", "dead"],
+    ]
+
+
 def test_the_endpoints_follow_the_state() -> None:
     made = watch(OK)
     server = WatchServer(made, ("127.0.0.1", 0))
     try:
         assert get(server.address, "/live")[0] == 200
         assert get(server.address, "/ready")[0] == 503, "nothing was answered yet"
+        assert state_of(server) == "starting"
         made.health.observe(check(OK))
+        assert state_of(server) == "ready"
         assert get(server.address, "/ready")[0] == 200
         made.health.observe(check(FAILED))
         made.health.observe(check(FAILED))
@@ -324,6 +353,7 @@ def test_the_endpoints_follow_the_state() -> None:
         assert get(server.address, "/other")[0] == 404
         status, text = get(server.address, "/metrics")
         assert "mmrepro_watch_live 0.0" in text
+        assert state_of(server) == json.loads(body)["state"] == "not-live"
         assert 'mmrepro_watch_checks_total{verdict="failed"}' in text
         with pytest.raises(UsageError, match="cannot be bound"):
             WatchServer(made, server.address)

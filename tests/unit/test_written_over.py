@@ -15,7 +15,7 @@ import pytest
 from mmrepro.accept import sampling, session as accept
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.events import Note
-from mmrepro.capture.captured import Contents
+from mmrepro.capture.messages import Contents
 from mmrepro.case.files import write_case
 from mmrepro.case.model import CASE_FILE, Case, ServerWanted
 from mmrepro.cli.app import app

@@ -4,13 +4,5 @@
 in each part puts mmrepro onto the machine; ``ensure(spec, wheelhouse=…)`` builds from it there.
 """
 
-from mmrepro.environments.wheelhouse.make import (
-    Made as Made,
-    check as check,
-    make as make,
-    size_of as size_of,
-)
-from mmrepro.environments.wheelhouse.target import (
-    default_platform as default_platform,
-    make_target as make_target,
-)
+from mmrepro.environments.wheelhouse.make import Made as Made, check as check, make as make
+from mmrepro.environments.wheelhouse.model import make_target as make_target

@@ -42,7 +42,7 @@ def read(folder: Path) -> Json:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise BadWheelhouse(f"{_name(folder, path)} cannot be read: {error}") from error
+            raise BadWheelhouse(f"{path.relative_to(folder)} cannot be read: {error}") from error
         found.append(document)
     if not found:
         raise BadWheelhouse(f"{folder} is no wheelhouse: no {MANIFEST} is in it or in a part of it")
@@ -52,9 +52,9 @@ def read(folder: Path) -> Json:
     return newest
 
 
-def files_of(document: Json, names: Iterable[str]) -> list[Json]:
-    """Entries of the files ``names``, in the manifest's order."""
-    wanted = set(names)
+def files_of(document: Json, packages: Iterable[Json]) -> list[Json]:
+    """Return the files of those ``packages`` that are carried, in the manifest's order."""
+    wanted = {package["file"] for package in packages}
     return [file for file in document["files"] if file["name"] in wanted]
 
 
@@ -63,19 +63,18 @@ def check_there(folder: Path, document: Json, files: Sequence[Json]) -> None:
     parts = sorted({piece["part"] for file in files for piece in file["pieces"]})
     gone = [part for part in parts if not (folder / part).is_dir()]
     if gone:
+        names = " and ".join(filter(None, (", ".join(gone[:-1]), gone[-1])))
         verb = "is" if len(gone) == 1 else "are"
-        raise BadWheelhouse(f"{_listed(gone)} of {len(document['parts'])} parts {verb} missing")
+        raise BadWheelhouse(f"{names} of {len(document['parts'])} parts {verb} missing")
     for file in files:
         for piece in file["pieces"]:
-            path = folder / piece["part"] / piece["name"]
+            part, name = piece["part"], piece["name"]
             try:
-                size = path.stat().st_size
+                size = (folder / part / name).stat().st_size
             except OSError:
-                raise BadWheelhouse(f"{piece['part']} lacks {piece['name']}") from None
+                raise BadWheelhouse(f"{part} lacks {name}") from None
             if size != piece["bytes"]:
-                raise BadWheelhouse(
-                    f"{_name(folder, path)} has {size} bytes instead of {piece['bytes']}"
-                )
+                raise BadWheelhouse(f"{part}/{name} has {size} bytes instead of {piece['bytes']}")
 
 
 def join(folder: Path, files: Sequence[Json], into: Path | None) -> None:
@@ -101,7 +100,9 @@ def join(folder: Path, files: Sequence[Json], into: Path | None) -> None:
                         whole.update(chunk)
                         out.write(chunk)
                 if own.hexdigest() != piece["sha256"]:
-                    raise BadWheelhouse(f"{_name(folder, path)} is damaged: its SHA-256 differs")
+                    raise BadWheelhouse(
+                        f"{piece['part']}/{piece['name']} is damaged: its SHA-256 differs"
+                    )
         if whole.hexdigest() != file["sha256"]:
             raise BadWheelhouse(f"{file['name']} is damaged: its SHA-256 differs when joined")
 
@@ -117,25 +118,12 @@ def lock_of(packages: Iterable[Json], files: Sequence[Json]) -> str:
     return "".join(f"{line}\n" for line in sorted(lines))
 
 
-def carried(packages: Iterable[Json]) -> list[str]:
-    """Names of the files of ``packages``."""
-    return [package["file"] for package in packages if package["file"]]
-
-
 def _linked(path: Path, made: Path) -> bool:
     try:
         os.link(path, made)
     except OSError:
         return False
     return True
-
-
-def _name(folder: Path, path: Path) -> str:
-    return str(path.relative_to(folder))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 # --------------------------------------------------------------------- by itself
@@ -153,7 +141,7 @@ def install(folder: Path, venv: Path, python: str) -> Path:
     if venv.exists():
         raise BadWheelhouse(f"{venv} exists already; remove it, or give another --into")
     packages = document["harness"]["packages"]
-    files = files_of(document, carried(packages))
+    files = files_of(document, packages)
     check_there(folder, document, files)
     venv.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".mmrepro-", dir=venv.parent) as name:
@@ -223,12 +211,12 @@ def main(words: Sequence[str] | None = None) -> int:
                 f"--device {engine['device']} --wheelhouse {folder} --python {options.python}"
             )
     except BadWheelhouse as error:
-        print(f"install.py: {error}.", file=sys.stderr)
-        return 4
+        sys.stderr.write(f"install.py: {error}.\n")
     except OSError as error:
-        print(f"install.py: {error.strerror or error} ({error.filename}).", file=sys.stderr)
-        return 4
-    return 0
+        sys.stderr.write(f"install.py: {error.strerror or error} ({error.filename}).\n")
+    else:
+        return 0
+    return 4
 
 
 if __name__ == "__main__":

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from mmrepro.base import units
-from mmrepro.environments import download
-from mmrepro.environments.download import Logins
-from mmrepro.environments.listing import logins
-from mmrepro.environments.space import require_free
+from mmrepro.environments.index import Logins, digest_of, fetch, logins
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.uv import DOWNLOADING, Distribution, Progress
-from mmrepro.environments.wheelhouse import install, own, pack
+from mmrepro.environments.store import require_free
+from mmrepro.environments.uv import DOWNLOADING, Progress
+from mmrepro.environments.wheelhouse import install, own
 from mmrepro.environments.wheelhouse.model import (
     EngineSet,
     HarnessSet,
     Package,
+    Piece,
     Target,
+    WheelFile,
     Wheelhouse,
+    unneeded,
 )
-from mmrepro.environments.wheelhouse.plan import THE_INDEX, Plan, Planned, plan
-from mmrepro.environments.wheelhouse.unneeded import unneeded
+from mmrepro.environments.wheelhouse.plan import Plan, Planned, plan
 from mmrepro.errors import EnvironmentBuildError, UsageError
 from mmrepro.machine.files import write_file
 from mmrepro.records import Setting, WheelFacts
 
 AT_ONCE = 4  # downloads
 FETCHED = ".fetched"
+CHUNK = 1 << 20
 # In each part lie the manifest and install.py; the manifest's size is only known in the end.
 RESERVE = 512 * 1024
 SMALLEST_PART = 4 * RESERVE
@@ -41,7 +44,7 @@ SMALLEST_PART = 4 * RESERVE
 
 @dataclass(frozen=True)
 class Made:
-    """``plans``: what was asked for; ``new_parts``: what was written for it."""
+    """``plan``: what was asked for; ``new_parts``: what was written for it."""
 
     plan: Plan
     harness: list[Planned]
@@ -60,12 +63,13 @@ def make(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Made:
-    """A wheelhouse for ``spec`` in ``into``, or that engine added to the one that is there.
+    """Make a wheelhouse for ``spec`` in ``into``, or add that engine to the one that is there.
 
-    What was fetched for one that was broken off is not fetched again.
+    What was fetched for a call that broke off is not fetched again.
 
     Args:
         lean: without what ``unneeded.toml`` has for it.
+        max_part: bytes.
 
     Raises:
         UsageError: ``into`` is for another target; the parts are too small; see ``plan``.
@@ -89,33 +93,24 @@ def make(
     planned = ask(wheels=fetched)
     harness = own.own_requirements(target)
     fetched.mkdir(parents=True, exist_ok=True)
+    # Twice: what is cut lies there whole until its pieces are written.
+    require_free(fetched, 2 * sum(one.size or 0 for one in [*planned.packages, *harness]))
     held = {file.name: file for file in before.files} if before else {}
     work = _Fetch(fetched, held, known, say)
-    work.require_room([*planned.packages, *harness])
-    mine = own.own_wheel(fetched)
-    digest = download.digest_of(mine)
-    if mine.name in held and held[mine.name].sha256 == digest:
-        mine.unlink()
-    else:
-        work.digests[mine.name] = digest
-        held.pop(mine.name, None)
-    itself = Package(name=own.NAME, version=own.version(), origin="wheel", file=mine.name)
-    harness_set = HarnessSet(version=own.version(), packages=[itself, *work.fetch(harness)])
-    first = {name: (fetched / name).stat().st_size for name in work.digests}
+    itself = work.itself()
+    harness_set = HarnessSet(version=itself.version, packages=[itself, *work.fetch(harness)])
     packages = work.fetch(planned.packages)
-    rest = {name: (fetched / name).stat().st_size for name in work.digests if name not in first}
     say("writing the parts")
-    number = len(before.parts) if before else 0
-    stretches = pack.arrange([first, rest], max_part - RESERVE)
-    parts = {f"part-{number + i:02d}": part for i, part in enumerate(stretches, 1)}
-    files = pack.write(parts, fetched, into, work.digests)
+    old = before.parts if before else []
+    parts, files = write_parts(fetched, into, work.digests, max_part - RESERVE, first=len(old) + 1)
     shutil.rmtree(fetched)
+    new = {file.name for file in files}
     house = Wheelhouse(
         made=datetime.now(UTC),
         target=target,
         max_part=max_part,
-        parts=[*(before.parts if before else []), *parts],
-        files=[*held.values(), *files],
+        parts=[*old, *parts],
+        files=[*(file for name, file in held.items() if name not in new), *files],
         harness=harness_set,
         engines=[
             *(e for e in (before.engines if before else []) if e.key != spec.key()),
@@ -128,11 +123,11 @@ def make(
     _check_sizes(into, parts, max_part)
     say("checking what was written")
     check(into)
-    return Made(planned, harness, house, list(parts))
+    return Made(planned, harness, house, parts)
 
 
 def check(folder: Path) -> Wheelhouse:
-    """Every part of a wheelhouse, to the last byte.
+    """Read every part of a wheelhouse, to the last byte.
 
     Raises:
         EnvironmentBuildError: one is missing or damaged, in one sentence.
@@ -147,7 +142,7 @@ def check(folder: Path) -> Wheelhouse:
 
 
 def bad(folder: Path, error: install.BadWheelhouse) -> EnvironmentBuildError:
-    """That error as one of ours."""
+    """Return that error as one of ours."""
     return EnvironmentBuildError(
         f"The wheelhouse cannot be used: {error}.",
         hint=f"carry that part over again, then: python3 {folder / 'install.py'} --check",
@@ -163,25 +158,33 @@ def _there(into: Path, target: Target) -> Wheelhouse | None:
     if house.target != target:
         raise UsageError(
             f"{into} is for Python {house.target.python} on {house.target.platform}"
-            f"{' with what it was said to have' if house.target.have else ''}, not for this one.",
+            f"{' with what --have listed' if house.target.have else ''}, not for this one.",
             hint="--into a new folder",
         )
     return house
 
 
 class _Fetch:
-    """Fetches what is not held yet. ``digests``: SHA-256 by name of what was fetched."""
+    """Fetches files that ``held`` lacks. ``digests``: SHA-256 by name of what is new, in order."""
 
-    def __init__(self, folder: Path, held: Collection[str], known: Logins, say: Progress) -> None:
+    def __init__(
+        self, folder: Path, held: Mapping[str, WheelFile], known: Logins, say: Progress
+    ) -> None:
         self.folder = folder
         self.held = held
         self.logins = known
         self.say = say
         self.digests: dict[str, str] = {}
 
-    def require_room(self, packages: Iterable[Planned]) -> None:
-        # Twice: what is cut lies there whole until its pieces are written.
-        require_free(self.folder, 2 * sum(size_of(one) or 0 for one in packages))
+    def itself(self) -> Package:
+        """mmrepro's own wheel; another one of the same version takes the old one's place."""
+        made = own.own_wheel(self.folder)
+        digest = digest_of(made)
+        if made.name in self.held and self.held[made.name].sha256 == digest:
+            made.unlink()
+        else:
+            self.digests[made.name] = digest
+        return Package(name=own.NAME, version=own.version(), origin="wheel", file=made.name)
 
     def fetch(self, packages: Sequence[Planned]) -> list[Package]:
         """The packages, with the names of their files."""
@@ -195,24 +198,17 @@ class _Fetch:
         return done
 
     def _one(self, one: Planned) -> Package:
+        package = Package(name=one.name, version=one.version, origin=one.origin, why=one.why)
         if one.file is None:
-            return one.package()
-        if one.origin == "built":
-            return self._built(one, one.file)
-        if one.file.filename not in self.held:
-            self._get(one.file)
-        return one.package(one.file.filename)
-
-    def _get(self, file: Distribution) -> Path:
-        path, digest = download.fetch(file, self.folder, where=THE_INDEX, logins=self.logins)
-        self.digests[file.filename] = digest
-        return path
-
-    def _built(self, one: Planned, source: Distribution) -> Package:
-        """From source, which only a wheel for any machine can be used of."""
-        path, digest = download.fetch(source, self.folder, where=THE_INDEX, logins=self.logins)
-        made = own.build_wheel(path, self.folder, f"{one.name} {one.version}")
-        path.unlink()
+            return package
+        if one.origin != "built":
+            name = one.file.filename
+            if name not in self.held:
+                self.digests[name] = fetch(one.file, self.folder, logins=self.logins)[1]
+            return package.model_copy(update={"file": name})
+        source, digest = fetch(one.file, self.folder, logins=self.logins)
+        made = own.build_wheel(source, self.folder, f"{one.name} {one.version}")
+        source.unlink()
         if not made.name.endswith("-none-any.whl"):
             made.unlink()
             raise EnvironmentBuildError(
@@ -223,14 +219,58 @@ class _Fetch:
         if made.name in self.held:
             made.unlink()
         else:
-            self.digests[made.name] = download.digest_of(made)
-        package = one.package(made.name)
-        return package.model_copy(update={"why": f"built here from source {digest[:16]}…"})
+            self.digests[made.name] = digest_of(made)
+        why = f"built here from source {digest[:16]}…"
+        return package.model_copy(update={"file": made.name, "why": why})
 
 
-def size_of(one: Planned) -> int | None:
-    """Bytes to carry; None: the index does not say."""
-    return one.file.size if one.file is not None else 0
+def write_parts(
+    source: Path, into: Path, digests: Mapping[str, str], capacity: int, *, first: int = 1
+) -> tuple[list[str], list[WheelFile]]:
+    """Write files into parts of at most ``capacity`` bytes, one part filled after the other.
+
+    A file that meets the end of a part is cut there. One that is not cut is moved.
+
+    Args:
+        source: the folder of the files, which are used up.
+        digests: SHA-256 by name of the file, in the order in which they are packed.
+        first: number of the first part.
+    """
+    parts: list[str] = []
+    files: list[WheelFile] = []
+    room = 0
+    for file, digest in digests.items():
+        size = left = (source / file).stat().st_size
+        pieces: list[Piece] = []
+        with (source / file).open("rb") as stream:
+            while left or not pieces:
+                if not room:
+                    parts.append(f"part-{first + len(parts):02d}")
+                    (into / parts[-1]).mkdir()
+                    room = capacity
+                bytes_ = min(left, room)
+                whole = bytes_ == size
+                name = file if whole else f"{file}.{len(pieces) + 1:03d}"
+                place = into / parts[-1] / name
+                own = digest if whole else _copy(stream, bytes_, place)
+                if whole:
+                    (source / file).rename(place)
+                pieces.append(Piece(part=parts[-1], name=name, bytes=bytes_, sha256=own))
+                room, left = room - bytes_, left - bytes_
+        files.append(WheelFile(name=file, bytes=size, sha256=digest, pieces=pieces))
+    return parts, files
+
+
+def _copy(stream: BinaryIO, count: int, target: Path) -> str:
+    """Copy the next ``count`` bytes; return their SHA-256."""
+    digest = hashlib.sha256()
+    with target.open("wb") as out:
+        while count:
+            chunk = stream.read(min(CHUNK, count))
+            digest.update(chunk)
+            out.write(chunk)
+            count -= len(chunk)
+    return digest.hexdigest()
 
 
 def _engine_set(planned: Plan, packages: list[Package]) -> EngineSet:

@@ -1,13 +1,26 @@
-"""``wheelhouse.json``: what a wheelhouse holds, for whom, and where in it."""
+"""``wheelhouse.json``: what a wheelhouse holds and where in it, and the machine that it is for."""
 
 from __future__ import annotations
 
+import platform as this_platform
+import re
+import tomllib
 from datetime import datetime
+from importlib.resources import files
 from typing import Annotated, Literal
+from urllib.parse import unquote
 
+from mmrepro.environments.spec import EnvironmentSpec, holds
+from mmrepro.errors import UsageError
 from mmrepro.machine.files import Device
 from mmrepro.records import Record, Setting, WheelFacts
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from pydantic import Field
+
+COMMON_GLIBC = 35  # Ubuntu 22.04; a newer host runs such wheels as well
+_PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_2_(\d+)")
+_PYTHON = re.compile(r"3\.\d+")
 
 Origin = Literal["wheel", "built", "host", "left-out"]
 
@@ -22,7 +35,7 @@ class Piece(Record):
 
 
 class WheelFile(Record):
-    """One wheel. ``pieces`` put together in their order are the file."""
+    """One wheel: ``pieces``, put together in their order."""
 
     name: str
     bytes: int
@@ -83,3 +96,68 @@ class Wheelhouse(Record):
     files: list[WheelFile]
     harness: HarnessSet
     engines: list[EngineSet]
+
+
+# ------------------------------------------------------------------ the target
+
+
+def make_target(python: str, platform: str = "", freeze: str = "") -> Target:
+    """The machine that a wheelhouse is for.
+
+    Args:
+        python: its version, as 3.12.
+        platform: as uv names it; empty: this machine's kind with an old glibc.
+        freeze: text of ``pip freeze`` or ``pip list --format=freeze`` there.
+
+    Raises:
+        UsageError: one of them cannot be read.
+    """
+    platform = platform or f"{this_platform.machine()}-manylinux_2_{COMMON_GLIBC}"
+    if not _PYTHON.fullmatch(python):
+        raise UsageError(f"{python!r} is no version of Python.", hint="e.g. --python 3.12")
+    if not _PLATFORM.fullmatch(platform):
+        raise UsageError(
+            f"{platform!r} is no platform that a wheelhouse can be made for.",
+            hint="e.g. --platform x86_64-manylinux_2_39 (the glibc of `ldd --version` there)",
+        )
+    return Target(python=python, platform=platform, have=have_of(freeze))
+
+
+def have_of(freeze: str) -> dict[str, str]:
+    """Version by canonical name. Lines that name no version (``-e …``) are passed over.
+
+    Raises:
+        UsageError: there is text, and no line of it names a version.
+    """
+    have: dict[str, str] = {}
+    for line in freeze.splitlines():
+        try:
+            one = Requirement(line.partition(" #")[0].strip())
+            if one.url:
+                version = str(parse_wheel_filename(unquote(one.url.rpartition("/")[2]))[1])
+            else:
+                (version,) = (pin.version for pin in one.specifier if pin.operator == "==")
+        except ValueError:  # not a requirement, not a wheel, not one version
+            continue
+        have[canonicalize_name(one.name)] = version
+    if freeze.strip() and not have:
+        raise UsageError(
+            "The list of what the target has names no package with its version.",
+            hint="make it there with: python -m pip list --format=freeze",
+        )
+    return have
+
+
+# ------------------------------------------------------------------ what need not be carried
+
+
+def unneeded(spec: EnvironmentSpec) -> dict[str, str]:
+    """Why each package of ``unneeded.toml`` is not needed, by its name."""
+    text = files("mmrepro.environments.wheelhouse").joinpath("unneeded.toml").read_text("utf-8")
+    return {
+        name: entry["why"]
+        for entry in tomllib.loads(text)["entry"]
+        if (entry["engine"], entry["device"]) == (spec.engine, spec.device)
+        and holds(entry["releases"], spec.release)
+        for name in entry["packages"]
+    }

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from mmrepro.environments.uv import UvFailed, explain, interpreter_options, locked, run_uv
+from mmrepro.environments.releases import best_wheel
+from mmrepro.environments.uv import interpreter_options, locked, run_uv
 from mmrepro.environments.wheelhouse.model import Target
 from mmrepro.environments.wheelhouse.plan import Planned
-from mmrepro.environments.wheelhouse.target import fitting
 from mmrepro.errors import EnvironmentBuildError
 from packaging.utils import canonicalize_name
 
@@ -33,7 +33,7 @@ def version() -> str:
 
 
 def own_wheel(into: Path) -> Path:
-    """mmrepro's wheel: built from the checkout that it runs from, else packed from its files.
+    """Build mmrepro's wheel from the checkout that it runs from, else pack it from its files.
 
     Raises:
         EnvironmentBuildError: it cannot be built.
@@ -42,35 +42,32 @@ def own_wheel(into: Path) -> Path:
     if checkout is None:
         return _packed(_installed(), into)
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
-        copy = Path(name)
-        # setuptools writes beside the sources: never into the user's tree.
+        # A copy, since setuptools writes beside the sources.
         for item in _sources(checkout):
-            ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            if (checkout / item).is_dir():
-                shutil.copytree(checkout / item, copy / item, ignore=ignore)
+            if (source := checkout / item).is_dir():
+                ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+                shutil.copytree(source, Path(name, item), ignore=ignore)
             else:
-                shutil.copy2(checkout / item, copy / item)
-        return build_wheel(copy, into, "mmrepro")
+                shutil.copy2(source, Path(name, item))
+        return build_wheel(Path(name), into, NAME)
 
 
 def build_wheel(source: Path, into: Path, what: str) -> Path:
-    """A wheel of a folder or an sdist.
+    """Build the wheel of a folder or an sdist.
 
     Raises:
         EnvironmentBuildError: it cannot be built.
     """
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
         arguments = ["build", "--wheel", "-q", "--out-dir", name, str(source)]
-        try:
-            run_uv(arguments, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": EPOCH})
-        except UvFailed as failure:
-            raise explain(failure, f"building the wheel of {what}") from failure
+        doing = f"building the wheel of {what}"
+        run_uv(arguments, doing=doing, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": EPOCH})
         made = next(Path(name).glob("*.whl"))
         return Path(shutil.move(made, into / made.name))
 
 
 def own_requirements(target: Target) -> list[Planned]:
-    """All that mmrepro needs on the target, as constraints.txt has it, or as it is here.
+    """Return what mmrepro needs on the target, in the versions of constraints.txt or of here.
 
     Raises:
         EnvironmentBuildError: there is none for that target.
@@ -85,25 +82,19 @@ def own_requirements(target: Target) -> list[Planned]:
             here = {canonicalize_name(d.name): d.version for d in distributions()}
             constraints.write_text("".join(f"{n}=={v}\n" for n, v in here.items() if n != NAME))
         (folder / "requirements.in").write_text("\n".join(_requirements(checkout)) + "\n")
-        options = interpreter_options(target.python, target.platform)
-        arguments = ["pip", "compile", "-q", *options, "--format", "pylock.toml"]
-        try:
-            text = run_uv(
-                [*arguments, "--constraint", constraints.name, "requirements.in"], cwd=folder
-            )
-        except UvFailed as failure:
-            raise explain(failure, "resolving mmrepro's own requirements") from failure
-    planned = []
-    for one in locked(text):
-        wheel = fitting(one.wheels, target)
-        if wheel is None:
+        machine = interpreter_options(target.python, target.platform)
+        arguments = ["pip", "compile", "-q", *machine, "--format", "pylock.toml"]
+        arguments += ["--constraint", constraints.name, "requirements.in"]
+        text = run_uv(arguments, doing="resolving mmrepro's own requirements", cwd=folder)
+    found = locked(text)
+    for one in found:
+        if not one.wheels:
             raise EnvironmentBuildError(
                 f"{one.project} {one.version}, which mmrepro needs, has no wheel for Python "
                 f"{target.python} on {target.platform}.",
                 hint="another --python or --platform",
             )
-        planned.append(Planned(one.project, one.version, "wheel", wheel))
-    return planned
+    return [Planned(p.project, p.version, "wheel", best_wheel(p.wheels)) for p in found]
 
 
 def _checkout() -> Path | None:

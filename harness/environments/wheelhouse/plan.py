@@ -14,44 +14,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from zipfile import ZipFile
 
-from mmrepro.environments import download, releases
-from mmrepro.environments.download import Logins
-from mmrepro.environments.resolving import Resolver
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.torch_source import (
+from mmrepro.environments import index, releases
+from mmrepro.environments.index import Logins
+from mmrepro.environments.releases import best_wheel, public_of
+from mmrepro.environments.resolving import (
     FAMILY,
     PACKAGE_INDEX,
+    Resolver,
     TorchSource,
     cpu_build,
     torch_source,
     without_cpu_build,
 )
+from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.uv import (
     Distribution,
     Progress,
     ReleaseFiles,
-    UvFailed,
-    explain,
     interpreter_options,
     locked,
     run_uv,
 )
-from mmrepro.environments.wheelhouse.model import Origin, Package, Target
-from mmrepro.environments.wheelhouse.target import fitting, public
+from mmrepro.environments.wheelhouse.model import Origin, Target
 from mmrepro.errors import EnvironmentBuildError, UsageError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 OF_TORCH = ("nvidia-", "cuda-")  # begin the names of what torch built with CUDA requires
-THE_INDEX = "the package index"
-
 BY_REQUEST = "left out by request"
 ONLY_THEIRS = "only what is not carried needs it"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One package. ``file``: what is to be fetched for it, a wheel or (``built``) its source."""
+    """One package. ``file``: what is fetched for it, a wheel or (``built``) its source."""
 
     name: str
     version: str
@@ -59,10 +55,10 @@ class Planned:
     file: Distribution | None = None
     why: str = ""
 
-    def package(self, file: str = "") -> Package:
-        return Package(
-            name=self.name, version=self.version, origin=self.origin, file=file, why=self.why
-        )
+    @property
+    def size(self) -> int | None:
+        """Bytes to carry; None: the index does not say."""
+        return self.file.size if self.file is not None else 0
 
 
 @dataclass(frozen=True)
@@ -93,13 +89,13 @@ def plan(
     """Resolve ``spec`` for ``target``.
 
     Args:
-        spare: why, by name, of what else is left out if it is required at all.
+        spare: what else is left out if it is required at all: why, by name.
         wheels: a folder for a wheel whose metadata the index does not serve by itself.
 
     Raises:
         UsageError: a name to be left out is not required; the release wants another Python.
-        UnknownRelease, EnvironmentBuildError: as a build has it; or the pins that clash with what
-            the target has.
+        UnknownRelease, EnvironmentBuildError: as for a build; or the pins that clash with what the
+            target has.
     """
     if spec.python and spec.python != target.python:
         raise UsageError(
@@ -108,7 +104,13 @@ def plan(
         )
     say(f"looking for {spec.project} {spec.installed}")
     release = releases.find(replace(spec, python=target.python), target.platform)
-    metadata = _metadata(release.wheel, wheels, logins, say)
+    metadata = index.metadata_beside(release.wheel, logins)
+    if metadata is None:
+        say(f"fetching {release.wheel.filename}")
+        wheels.mkdir(parents=True, exist_ok=True)
+        with ZipFile(index.fetch(release.wheel, wheels, logins=logins)[0]) as archive:
+            member = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            metadata = archive.read(member).decode("utf-8", "replace")
     say(f"resolving {spec.engine} {spec.release} for Python {target.python}, {target.platform}")
     asked = spec
     source = PACKAGE_INDEX
@@ -130,29 +132,21 @@ def plan(
         return planned(without_cpu_build("lacks what this release asks for", say))
 
 
+@dataclass
 class _Planner:
-    def __init__(
-        self,
-        spec: EnvironmentSpec,
-        release: releases.Release,
-        target: Target,
-        folder: Path,
-        metadata: str,
-        source: TorchSource,
-    ) -> None:
-        self.spec = spec
-        self.release = release
-        self.target = target
-        self.folder = folder
-        self.title = f"{spec.engine} {spec.release}"
-        self.source = source
-        self.options = [
-            *interpreter_options(target.python, target.platform),
-            *("--format", "pylock.toml"),
-            *source.options,
-        ]
-        self.resolver = Resolver.of(
-            spec, release, metadata, folder=folder, uv=self._uv, keep_local=source.local
+    spec: EnvironmentSpec
+    release: releases.Release
+    target: Target
+    folder: Path
+    metadata: str
+    source: TorchSource
+
+    def __post_init__(self) -> None:
+        self.title = f"{self.spec.engine} {self.spec.release}"
+        machine = interpreter_options(self.target.python, self.target.platform)
+        self.options = [*machine, "--format", "pylock.toml", *self.source.options]
+        self.resolver = Resolver(
+            self.spec, self.release, self.metadata, self.folder, self._uv, self.source.local
         )
 
     def plan(self, leave_out: Collection[str], spare: Mapping[str, str]) -> Plan:
@@ -172,7 +166,12 @@ class _Planner:
         closed = left.keys() | (pins.keys() & names)
         needed = self._needed(found, closed, engine_taken=own in pins)
         packages = [self._planned(one, pins, left, needed) for one in found]
-        packages.append(self._engine(own in pins))
+        if own in pins:
+            have, why = self.target.have[own], "it is the target's torch"
+            packages.append(Planned(self.spec.project, have, "host", why=why))
+        else:
+            wheel = self.release.wheel
+            packages.append(Planned(self.spec.project, wheel.version, "wheel", wheel))
         reasons = [*self.spec.reasons, *self.release.reasons]
         reasons += [*self.source.reasons, *self.resolver.reasons]
         return Plan(
@@ -183,11 +182,13 @@ class _Planner:
             notes=[(r.name, r.value, r.why) for r in reasons],
         )
 
-    def _uv(self, arguments: list[str], doing: str) -> str:
-        try:
-            return run_uv(arguments, cwd=self.folder, extra=self.source.variables)
-        except UvFailed as failure:
-            raise explain(failure, doing) from failure
+    def _uv(self, arguments: list[str], doing: str, stdin: str = "") -> str:
+        variables = self.source.variables
+        return run_uv(arguments, doing=doing, cwd=self.folder, stdin=stdin, extra=variables)
+
+    def _written(self, name: str, lines: Collection[str]) -> str:
+        (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
+        return name
 
     # ------------------------------------------------------------ the target's torch
 
@@ -196,27 +197,26 @@ class _Planner:
         have = self.target.have
         if "torch" not in have:
             return {}
-        asked = "".join(f"{n}=={public(have[n])}\n" for n in FAMILY if n in have)
+        asked = [f"{name}=={public_of(have[name])}" for name in FAMILY if name in have]
         arguments = ["pip", "compile", "-q", *self.options, "-"]
         try:
-            closure = locked(run_uv(arguments, stdin=asked, cwd=self.folder))
-        except UvFailed as failure:
-            told = explain(failure, "resolving what the target's torch requires")
+            text = self._uv(arguments, "resolving the target's torch", "\n".join(asked))
+        except EnvironmentBuildError as error:
             raise EnvironmentBuildError(
-                f"The package index cannot give {' '.join(asked.split())}, which the target has, "
+                f"The package index cannot give {' '.join(asked)}, which the target has, "
                 f"for Python {self.target.python}.",
                 hint="check the list that --have was given",
-                detail=told.detail,
-            ) from failure
-        family = {one.project for one in closure if one.project.startswith(OF_TORCH)}
-        return {name: public(have[name]) for name in (*FAMILY, *sorted(family)) if name in have}
+                detail=error.detail,
+            ) from error
+        closure = {one.project for one in locked(text)}
+        family = sorted(name for name in closure if name.startswith(OF_TORCH))
+        return {name: public_of(have[name]) for name in (*FAMILY, *family) if name in have}
 
     def _resolve(self, pins: dict[str, str]) -> list[ReleaseFiles]:
         if not pins:
             return locked(self.resolver.compile(self.options))
-        pinned = self.folder / "target.txt"
-        pinned.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-        options = [*self.options, "--constraint", pinned.name]
+        pinned = self._written("target.txt", [f"{n}=={version}" for n, version in pins.items()])
+        options = [*self.options, "--constraint", pinned]
         for name in pins:  # what the target has may be younger than the release
             options += ["--exclude-newer-package", f"{name}=false"]
         try:
@@ -264,24 +264,21 @@ class _Planner:
     def _needed(
         self, found: list[ReleaseFiles], closed: set[str], *, engine_taken: bool
     ) -> set[str]:
-        """Names of what is left of ``found`` when ``closed`` ask for nothing themselves."""
+        """Names of what is left of ``found`` when ``closed`` ask for nothing themselves.
+
+        The same question again, with empty requirements put in for ``closed`` and all versions
+        as they were found.
+        """
         if not closed and not engine_taken:
             return {one.project for one in found}
-        (self.folder / "uv.toml").write_text(
-            "".join(
-                f"[[dependency-metadata]]\nname = {json.dumps(name)}\nrequires-dist = []\n"
-                for name in sorted(closed)
-            )
-        )
-        (self.folder / "found.txt").write_text(
-            "".join(f"{one.project}=={one.version}\n" for one in found)
-        )
+        empty = "[[dependency-metadata]]\nname = {}\nrequires-dist = []"
+        self._written("uv.toml", [empty.format(json.dumps(name)) for name in sorted(closed)])
+        same = self._written("found.txt", [f"{one.project}=={one.version}" for one in found])
         lines = self.spec.requirements if engine_taken else self.resolver.requirements
-        (self.folder / "needed.in").write_text("".join(f"{line}\n" for line in lines))
-        arguments = ["pip", "compile", "-q", *self.options, "--constraint", "found.txt"]
-        if self.resolver.overridden:
-            arguments += ["--override", "overrides.in"]
-        text = self._uv([*arguments, "needed.in"], f"trimming what {self.title} requires")
+        asked = self._written("needed.in", lines)
+        arguments = ["pip", "compile", "-q", *self.options, "--constraint", same]
+        arguments += [*self.resolver.overrides, asked]
+        text = self._uv(arguments, f"trimming what {self.title} requires")
         return {one.project for one in locked(text)}
 
     def _planned(
@@ -299,10 +296,10 @@ class _Planner:
             return Planned(name, have, "host", why="it came with the target's torch")
         if name not in needed:
             return Planned(name, version, "left-out", why=ONLY_THEIRS)
-        if public(have) == public(version):
+        if public_of(have) == public_of(version):
             return Planned(name, have, "host", why="the target has the same version")
-        if wheel := fitting(one.wheels, self.target):
-            return Planned(name, version, "wheel", wheel)
+        if one.wheels:  # uv names only those that fit
+            return Planned(name, version, "wheel", best_wheel(one.wheels))
         if one.sdist is not None:
             return Planned(name, version, "built", one.sdist)
         raise EnvironmentBuildError(
@@ -310,26 +307,3 @@ class _Planner:
             f"{self.target.python} on {self.target.platform}, and no source.",
             hint=f"--leave-out {name}, or another --platform",
         )
-
-    def _engine(self, taken: bool) -> Planned:
-        name, version = self.spec.project, self.spec.installed
-        if taken:
-            return Planned(name, self.target.have[name], "host", why="it is the target's torch")
-        return Planned(name, version, "wheel", self.release.wheel)
-
-
-def _metadata(wheel: Distribution, wheels: Path, logins: Logins, say: Progress) -> str:
-    text = download.read_beside(wheel, ".metadata", logins)
-    if text is not None:
-        return text
-    say(f"fetching {wheel.filename}")
-    wheels.mkdir(parents=True, exist_ok=True)
-    path, _ = download.fetch(wheel, wheels, where=THE_INDEX, logins=logins)
-    return metadata_of(path)
-
-
-def metadata_of(wheel: Path) -> str:
-    """METADATA of a wheel on disk."""
-    with ZipFile(wheel) as archive:
-        member = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        return archive.read(member).decode("utf-8", "replace")

@@ -78,7 +78,8 @@ def test_one_summary_of_a_folder_whatever_parts_were_asked_for(
 
     for name in ("race", "check"):
         only = replace(next(p for p in PARTS if p.name == "device-assert"), name=name)
-        monkeypatch.setattr("mmrepro.accept.parts.PARTS", (only,))
+        parts = tuple(only if part.name == name else part for part in PARTS)
+        monkeypatch.setattr("mmrepro.accept.parts.PARTS", parts)
         assert name in told("--only", name)
     monkeypatch.undo()
     assert told("--only", "device-assert") == ["check", "race", "device-assert"]
@@ -90,7 +91,7 @@ def test_on_a_gpu_the_one_that_is_taken_is_told(
     """What NVML said on an H100, replayed; there is no environment, so that nothing is started."""
     recorded = json.loads((Path(__file__).parents[1] / "nvml_h100.json").read_text())
     taken = choose(read_gpus(Replayed(recorded["snapshots"]["before"])), {})
-    monkeypatch.setattr("mmrepro.cli.accept_run.take", lambda: taken)
+    monkeypatch.setattr("mmrepro.machine.gpu.take", lambda: taken)
     nothing = None, "no environment is here", False
     monkeypatch.setattr(StepRun, "_python", lambda *_: nothing)
     words = ["accept", "--device", "cuda", "--only", "race", "--out", str(tmp_path / "it")]
@@ -110,7 +111,7 @@ def test_a_gpu_that_others_use_is_not_taken(
     def busy() -> Choice:
         raise GpuUnavailable("The GPU is in use by others.", hint="MMREPRO_GPU=0 takes it anyway")
 
-    monkeypatch.setattr("mmrepro.cli.accept_run.take", busy)
+    monkeypatch.setattr("mmrepro.machine.gpu.take", busy)
     done = CliRunner().invoke(app, ["accept", "--device", "cuda", "--out", str(tmp_path / "it")])
     assert isinstance(done.exception, GpuUnavailable)
     assert done.exception.exit_code == 4

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.cli.campaign import placed
 from mmrepro.cluster import machines
 from mmrepro.cluster.remote import Engines
+from mmrepro.cluster.where import placed
 from mmrepro.errors import UsageError
 from mmrepro.matrix.file import load
 from typer.testing import CliRunner

@@ -42,8 +42,8 @@ class Told:
 
 
 PROBES = (
-    "ConnectionsProbe", "GpuProbe", "HttpProbe", "InferenceProbe", "LogFilesProbe", "LogsProbe",
-    "MetricsProbe", "ProcessesProbe", "StacksProbe", "SyscallsProbe",
+    "ConnectionsProbe", "GpuProbe", "HttpProbe", "InferenceProbe", "LogsProbe", "MetricsProbe",
+    "ProcessesProbe", "StacksProbe", "SyscallsProbe",
 )  # fmt: skip
 
 

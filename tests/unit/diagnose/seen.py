@@ -160,3 +160,12 @@ def moving(**values: float | None) -> list[AnyProbeData]:
 
 
 GREEN = http(200, 200)
+
+
+MOVES = sampled(
+    *[
+        [thread(frames(f"f{n} m.py:{n}", f"g{n} m.py:{n}", f"h{n} m:1", f"i{n} m:1", "s a:1"))]
+        for n in range(5)
+    ]
+)
+"""Its stack is another one in each sample."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from made_up import at, http
-from mmrepro.diagnose.class_facts import CLASS_FACTS
 from mmrepro.diagnose.classes import LOG_GROWTH, classes
+from mmrepro.diagnose.classes_logged import CLASS_FACTS
 from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import CLASS_WORDS, Certainty, LiveClass
@@ -26,6 +26,7 @@ from mmrepro.signature.live_server import LATENESS
 from seen import (
     FRONT,
     GREEN,
+    MOVES,
     SILENCE,
     answer,
     frames,
@@ -94,16 +95,6 @@ EVICTION = frames(
     "popitem vllm/utils/cache.py:195", "set cache.py:9", "add core.py:3", "run c.py:1"
 )
 SPIN = sampled(*[[thread(EVICTION, gil=True)]] * 5)
-MOVES = sampled(
-    *[
-        [
-            thread(
-                frames(f"f{n} m.py:{n}", f"g{n} m.py:{n}", f"h{n} m.py:1", f"i{n} m.py:1", "s a:1")
-            )
-        ]
-        for n in range(5)
-    ]
-)
 STILL: list[dict[str, float]] = [{}, {}, {}]
 RUNS: list[dict[str, float]] = [{"running": 1.0}] * 3
 QUEUE: list[dict[str, float]] = [
@@ -136,16 +127,14 @@ NO_FAILURE: dict[str, Evidence] = {
     "idle, not asked": seen(GREEN, counts(*STILL), idle(), COLD, connected(0, 0)),
     "starting, nothing listens": seen(http(None, None, gone=True), idle()),
     "starting, not ready": seen(http(503, 200), counts({}, {}), idle(), HOT),
-    "the machine is short of processors": seen(
-        GREEN, counts(*RUNS), ASKED, SPIN, HOT, **{LATENESS: 0.6}
-    ),
-    "short of processors, and no reason is told": seen(
-        GREEN, counts(*[{"waiting": 1.0}] * 3), ASKED, MOVES, COLD, **{LATENESS: 0.6}
-    ),
+    "the machine is short of processors": seen(GREEN, counts(*RUNS), ASKED, SPIN, HOT,
+        **{LATENESS: 0.6}),
+    "short of processors, and no reason is told": seen(GREEN, counts(*[{"waiting": 1.0}] * 3),
+        ASKED, MOVES, COLD, **{LATENESS: 0.6}),
     "answered after a queue for capacity": seen(GREEN, counts(*QUEUE), answer(), idle()),
     "nothing could be seen": seen(),
     "silence alone": seen(ASKED),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NO_FAILURE)
@@ -170,68 +159,40 @@ IN_A_STEP = sampled(
 ORPHANS = counts(*({"running": 1.0, "generation_tokens": 60.0 + 40 * n} for n in range(2)), every=2)
 
 CASES: Made = {
-    "hang, gauges at 0": (
-        seen(GREEN, counts(*STILL), ASKED, SPIN, HOT, connected(1, 1)),
-        {F.STEPS_STOPPED: C.CERTAIN, F.GAUGES_LIE: C.CERTAIN},
-    ),
-    "hang, one runs": (
-        seen(GREEN, counts(*RUNS), ASKED, SPIN, HOT, connected(1, 1)),
-        {F.STEPS_STOPPED: C.CERTAIN},
-    ),
-    "hang, stacks closed to us": (
-        seen(GREEN, counts(*RUNS), ASKED, connected(1, 1)),
-        {F.STEPS_STOPPED: C.POSSIBLE},
-    ),
-    "hang, not asked": (
-        seen(GREEN, counts(*RUNS), SPIN, HOT, connected(1, 1)),
-        {F.STEPS_STOPPED: C.LIKELY},
-    ),
-    "hang, not asked, only sockets tell": (
-        seen(GREEN, counts(*STILL), SPIN, HOT, connected(1, 1, unread=1)),
-        {F.STEPS_STOPPED: C.LIKELY},
-    ),
-    "requests do not get there": (
-        seen(GREEN, counts(*STILL), ASKED, idle(), COLD, connected(0, 0)),
-        {F.STEPS_STOPPED: C.LIKELY},
-    ),
-    "can never fit": (
-        seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD, connected(1, 1)),
-        {F.NEVER_FITS: C.CERTAIN},
-    ),
-    "can never fit, on a busy machine": (
-        seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD, **{LATENESS: 0.6}),
-        {F.NEVER_FITS: C.CERTAIN},
-    ),
-    "can never fit, stacks closed to us": (
-        seen(GREEN, counts(*QUEUE), ASKED, COLD), {F.NEVER_FITS: C.CERTAIN},
-    ),
-    "can never fit, not asked": (
-        seen(GREEN, counts(*QUEUE[:2], every=2.0), MOVES, COLD), {F.NEVER_FITS: C.LIKELY},
-    ),
-    "can never fit, no reason is told": (
-        seen(GREEN, counts(*[{"waiting": 1.0}] * 3), ASKED, MOVES, COLD),
-        {F.NEVER_FITS: C.LIKELY},
-    ),
-    "gauges from before an abort": (
-        seen(GREEN, STALE, idle(), COLD, connected(0, 0)), {F.GAUGES_LIE: C.CERTAIN},
-    ),
-    "gauges from before an abort, clients connected": (
-        seen(GREEN, STALE, idle(), COLD, connected(2, 2)), {F.GAUGES_LIE: C.LIKELY},
-    ),
-    "work for nobody": (
-        seen(GREEN, ORPHANS, MOVES, HOT, connected(0, 0)), {F.WORK_WITHOUT_CLIENTS: C.LIKELY},
-    ),
-    "work for nobody, answered": (
-        seen(GREEN, ORPHANS, answer(), connected(0, 0)), {F.WORK_WITHOUT_CLIENTS: C.LIKELY},
-    ),
-    "a flood in the log": (
-        seen(GREEN, counts({}, {}), answer(), connected(0, 0), **{LOG_GROWTH: 9e5}),
-        {F.WORK_WITHOUT_CLIENTS: C.POSSIBLE},
-    ),
-    "grammar": (
-        seen(GREEN, counts(*RUNS), ASKED, GRAMMAR, HOT, connected(1, 1)),
-        {F.GRAMMAR_LOOP: C.CERTAIN, F.STEPS_STOPPED: C.CERTAIN},
-    ),
+    "hang, gauges at 0": (seen(GREEN, counts(*STILL), ASKED, SPIN, HOT, connected(1, 1)),
+        {F.STEPS_STOPPED: C.CERTAIN, F.GAUGES_LIE: C.CERTAIN}),
+    "hang, one runs": (seen(GREEN, counts(*RUNS), ASKED, SPIN, HOT, connected(1, 1)),
+        {F.STEPS_STOPPED: C.CERTAIN}),
+    "hang, stacks closed to us": (seen(GREEN, counts(*RUNS), ASKED, connected(1, 1)),
+        {F.STEPS_STOPPED: C.POSSIBLE}),
+    "hang, not asked": (seen(GREEN, counts(*RUNS), SPIN, HOT, connected(1, 1)),
+        {F.STEPS_STOPPED: C.LIKELY}),
+    "hang, not asked, only sockets tell": (seen(GREEN, counts(*STILL), SPIN, HOT, connected(1, 1,
+        unread=1)), {F.STEPS_STOPPED: C.LIKELY}),
+    "requests do not get there": (seen(GREEN, counts(*STILL), ASKED, idle(), COLD, connected(0,
+        0)), {F.STEPS_STOPPED: C.LIKELY}),
+    "can never fit": (seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD, connected(1, 1)),
+        {F.NEVER_FITS: C.CERTAIN}),
+    "can never fit, on a busy machine": (seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD,
+        **{LATENESS: 0.6}), {F.NEVER_FITS: C.CERTAIN}),
+    "can never fit, stacks closed to us": (seen(GREEN, counts(*QUEUE), ASKED, COLD),
+        {F.NEVER_FITS: C.CERTAIN}),
+    "can never fit, not asked": (seen(GREEN, counts(*QUEUE[:2], every=2.0), MOVES, COLD),
+        {F.NEVER_FITS: C.LIKELY}),
+    "can never fit, no reason is told": (seen(GREEN, counts(*[{"waiting": 1.0}] * 3), ASKED, MOVES,
+        COLD), {F.NEVER_FITS: C.LIKELY}),
+    "gauges from before an abort": (seen(GREEN, STALE, idle(), COLD, connected(0, 0)),
+        {F.GAUGES_LIE: C.CERTAIN}),
+    "gauges from before an abort, clients connected": (seen(GREEN, STALE, idle(), COLD,
+        connected(2, 2)), {F.GAUGES_LIE: C.LIKELY}),
+    "work for nobody": (seen(GREEN, ORPHANS, MOVES, HOT, connected(0, 0)),
+        {F.WORK_WITHOUT_CLIENTS: C.LIKELY}),
+    "work for nobody, answered": (seen(GREEN, ORPHANS, answer(), connected(0, 0)),
+        {F.WORK_WITHOUT_CLIENTS: C.LIKELY}),
+    "a flood in the log": (seen(GREEN, counts({}, {}), answer(), connected(0, 0),
+        **{LOG_GROWTH: 9e5}), {F.WORK_WITHOUT_CLIENTS: C.POSSIBLE}),
+    "grammar": (seen(GREEN, counts(*RUNS), ASKED, GRAMMAR, HOT, connected(1, 1)),
+        {F.GRAMMAR_LOOP: C.CERTAIN, F.STEPS_STOPPED: C.CERTAIN}),
 }  # fmt: skip
 
 
@@ -265,29 +226,22 @@ TURNS: dict[str, Callable[[], dict[LiveClass, Certainty]]] = {
     "the stack moves": lambda: changed("hang, gauges at 0", MOVES),
     "nothing waits": lambda: changed("hang, not asked", counts(*STILL)),
     "no reading but one": lambda: changed("hang, one runs", counts(*RUNS[:1])),
-    "the reason is another": lambda: changed(
-        "can never fit, not asked",
-        counts(*[{"waiting": 2.0, "capacity": 0.0, "deferred": 2.0}] * 2, every=2.0),
-    ),
-    "the cache is in use": lambda: changed(
-        "can never fit", counts(*[{**QUEUE[0], "kv_usage": 0.9}] * 3)
-    ),
+    "the reason is another": lambda: changed("can never fit, not asked", counts(*[{"waiting": 2.0,
+        "capacity": 0.0, "deferred": 2.0}] * 2, every=2.0)),
+    "the cache is in use": lambda: changed("can never fit", counts(*[{**QUEUE[0],
+        "kv_usage": 0.9}] * 3)),
     "one runs": lambda: changed("can never fit", counts(*[{**QUEUE[0], "running": 1.0}] * 3)),
-    "it left the queue": lambda: changed(
-        "can never fit, not asked", counts(QUEUE[0], {"waiting": 0.0, "capacity": 0.0}, every=2.0)
-    ),
-    "idle inside a step: another process works": lambda: changed(
-        "gauges from before an abort", IN_A_STEP
-    ),
+    "it left the queue": lambda: changed("can never fit, not asked", counts(QUEUE[0],
+        {"waiting": 0.0, "capacity": 0.0}, every=2.0)),
+    "idle inside a step: another process works": lambda: changed("gauges from before an abort",
+        IN_A_STEP),
     "nothing runs by the gauges": lambda: changed("gauges from before an abort", counts(*STILL)),
     "a client is connected": lambda: changed("work for nobody", connected(1, 1)),
     "a client is connected by then": lambda: changed("work for nobody", connected(0, 1)),
     "sockets were read once": lambda: changed("work for nobody", connected(0)),
-    "it is our own request that runs": lambda: changed(
-        "work for nobody, answered",
-        at_time(answer(9.0), 0.0),
-        counts({"running": 1.0}, {"running": 1.0, "generation_tokens": 64.0}, every=2.0),
-    ),
+    "it is our own request that runs": lambda: changed("work for nobody, answered",
+        at_time(answer(9.0), 0.0), counts({"running": 1.0}, {"running": 1.0,
+        "generation_tokens": 64.0}, every=2.0)),
     "a log that grows slowly": lambda: changed("a flood in the log", **{LOG_GROWTH: 6000.0}),
     "a flood with clients": lambda: changed("a flood in the log", connected(3, 3)),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from mmrepro.diagnose import collect
 from mmrepro.diagnose.collect import Collector
 from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.probes.data import EndpointAnswer, HttpData
-from mmrepro.probes.fetch import Fetched
+from mmrepro.probes.http import Fetched
 from seen import FRONT, GREEN, URL
 
 assert told  # a fixture

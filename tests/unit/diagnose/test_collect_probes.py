@@ -15,9 +15,10 @@ from made_up import at, logs
 from mmrepro.base.processes import Stat
 from mmrepro.diagnose import collect, discover
 from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
-from mmrepro.diagnose.collect import Collector, refused_stacks
+from mmrepro.diagnose.collect import Collector
 from mmrepro.diagnose.discover import Target
 from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.diagnose.session import refused_stacks
 from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import TargetProcess
@@ -272,10 +273,10 @@ def test_logs_are_read_from_the_process_on(tmp_path: Path, told: Told, lives: li
     vllm = ENGINES["vllm"]
     name, words, options = told.probe("logs-1")
     files, patterns, progress = words
-    assert (name, files, progress) == ("logfiles", [newer, last], vllm.progress_pattern)
+    assert (name, files, progress) == ("logs", [newer, last], vllm.progress_pattern)
     assert patterns.keys() == {"failed-500", "mine", *CLASS_PATTERNS, *vllm.log_patterns}
     assert options["life"] == (vllm.start_lines, datetime.fromtimestamp(5000.0))
-    assert (options["added"], options["rotated"]) == (vllm.added_pattern, False)
+    assert options["added"] == vllm.added_pattern
     assert told.seconds("logs-1") == 10.0
     assert made.target.unseen == []
 
@@ -290,7 +291,7 @@ def test_a_log_that_was_written_before_the_server_is_not_its_own(
     assert told.probe("logs-1")[1][0] == [own]
     assert told.probe("logs-2")[:2] == (
         "logs",
-        (tmp_path / "gone.log", *told.probe("logs-1")[1][1:]),
+        ([tmp_path / "gone.log"], *told.probe("logs-1")[1][1:]),
     )
     assert made.target.unseen == [f"the log: {old} was written before this server started"]
 

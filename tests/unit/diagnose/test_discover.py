@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.base import processes
-from mmrepro.diagnose import discover, kernel, sockets
+from mmrepro.diagnose import discover, session
 from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES, Signs
 from mmrepro.errors import UsageError
@@ -52,9 +52,9 @@ def test_any_table_is_read_without_raising(text: str) -> None:
 
 def test_a_namespaces_own_addresses() -> None:
     trie = "  +-- 172.17.0.0/16\n     |-- 172.17.0.2\n        /32 host LOCAL\n     |-- 172.17.0.9\n"
-    assert sockets.owns(trie, "172.17.0.2")
-    assert not sockets.owns(trie, "172.17.0.9")
-    assert not sockets.owns("", "172.17.0.2")
+    assert discover.owns(trie, "172.17.0.2")
+    assert not discover.owns(trie, "172.17.0.9")
+    assert not discover.owns("", "172.17.0.2")
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:port"])
@@ -206,7 +206,7 @@ def test_the_exit_status_of_a_zombie() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     try:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected
-        assert kernel.exit_code(child.pid) in (9, 0)  # 0: the kernel hides it without the right
-        assert kernel.exit_code(os.getpid()) is None
+        assert session.exit_code(child.pid) in (9, 0)  # 0: the kernel hides it without the right
+        assert session.exit_code(os.getpid()) is None
     finally:
         child.wait()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mmrepro.base import processes
 from mmrepro.base.processes import Socket, Stat
-from mmrepro.diagnose import discover, sockets
+from mmrepro.diagnose import discover
 from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES
 from seen import target
@@ -81,10 +81,10 @@ def listening(
         asked.append(list(inodes))
         return owners
 
-    monkeypatch.setattr(sockets, "addresses", lambda host: ["127.0.0.1"])
-    monkeypatch.setattr(sockets, "is_ours", lambda address: ours)
-    monkeypatch.setattr(sockets, "namespace_with", lambda address: inside)
-    monkeypatch.setattr(sockets, "listeners", listeners)
+    monkeypatch.setattr(discover, "addresses", lambda host: ["127.0.0.1"])
+    monkeypatch.setattr(discover, "is_ours", lambda address: ours)
+    monkeypatch.setattr(discover, "namespace_with", lambda address: inside)
+    monkeypatch.setattr(discover, "listeners", listeners)
     monkeypatch.setattr(processes, "holders", owned)
     return asked
 

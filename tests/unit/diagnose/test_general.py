@@ -17,6 +17,7 @@ from seen import (
     FRONT,
     GREEN,
     IDLE,
+    MOVES,
     SILENCE,
     answer,
     evidence,
@@ -39,16 +40,6 @@ NATIVE = sampled(*[[thread(frames("matmul layer.py:7", "step core.py:3"))]] * 5)
 NAP = sampled(*[[thread(frames("fetch io.py:7", "step core.py:3"), active=False)]] * 5)
 CUDA = sampled(*[[thread(frames("synchronize torch/cuda/__init__.py:7"), active=False)]] * 5)
 LOCK = sampled(*[[thread(frames("acquire threading.py:7", "step a.py:3"), active=False)]] * 5)
-MOVES = sampled(
-    *[
-        [
-            thread(
-                frames(f"f{n} m.py:{n}", f"g{n} m.py:{n}", f"h{n} m.py:1", f"i{n} m.py:1", "s a:1")
-            )
-        ]
-        for n in range(5)
-    ]
-)
 HOT, COLD = use(98.0), use(1.0)
 NO_CONNECTION = http(None, None)
 for one in NO_CONNECTION.answers:
@@ -67,27 +58,18 @@ CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
     "no traffic, not asked": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), idle(), COLD], {}),
     "slow": (ServerState.SLOW, [GREEN, *moving(), answer(9.0)], {}),
     "slow, queue": (ServerState.OVERLOADED, [GREEN, *moving(waiting=9), answer(9.0)], {}),
-    "overloaded": (
-        ServerState.OVERLOADED,
-        [GREEN, *moving(running=8, waiting=9), SILENCE, MOVES],
-        {},
-    ),
+    "overloaded": (ServerState.OVERLOADED, [GREEN, *moving(running=8, waiting=9), SILENCE, MOVES],
+        {}),
     "turned away": (ServerState.OVERLOADED, [GREEN, failed(429, "HTTP 429: full")], {}),
     "works, silent": (ServerState.SLOW, [GREEN, *moving(running=1), SILENCE, MOVES, HOT], {}),
     "long step": (ServerState.SLOW, [GREEN, *still(running=1), SILENCE, MOVES, HOT], {}),
     "spins in Python": (ServerState.FROZEN_PYTHON, [GREEN, *still(), SILENCE, SPIN, HOT], {}),
     "spins, not asked": (ServerState.FROZEN_PYTHON, [GREEN, *still(), SPIN, HOT], {}),
     "spins in C": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NATIVE, HOT], {}),
-    "waits in C": (
-        ServerState.FROZEN_NATIVE,
-        [GREEN, *still(running=1), SILENCE, NAP, COLD, waiting("read")],
-        {},
-    ),
-    "waits for CUDA": (
-        ServerState.FROZEN_NATIVE,
-        [GREEN, *still(running=1), SILENCE, CUDA, COLD, waiting("futex")],
-        {},
-    ),
+    "waits in C": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NAP, COLD,
+        waiting("read")], {}),
+    "waits for CUDA": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, CUDA, COLD,
+        waiting("futex")], {}),
     "lock": (ServerState.BLOCKED_ON_LOCK, [GREEN, *still(running=1), SILENCE, LOCK, COLD], {}),
     "starved": (ServerState.STARVED, [GREEN, *still(waiting=3), SILENCE, idle(), COLD], {}),
     "starved, no stacks": (ServerState.STARVED, [GREEN, *still(waiting=3), SILENCE, COLD], {}),
@@ -95,38 +77,23 @@ CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
     "no stacks": (ServerState.FROZEN, [GREEN, *still(), SILENCE, HOT], {}),
     "no stacks, no metrics": (ServerState.UNKNOWN, [GREEN, SILENCE, HOT], {}),
     "silence alone": (ServerState.UNKNOWN, [SILENCE], {}),
-    "spins, no stacks, no metrics": (
-        ServerState.UNKNOWN,
-        [GREEN, SILENCE, HOT, waiting("", "spinning-in-user-space")],
-        {},
-    ),
+    "spins, no stacks, no metrics": (ServerState.UNKNOWN, [GREEN, SILENCE, HOT, waiting("",
+        "spinning-in-user-space")], {}),
     "no metrics": (ServerState.FROZEN_PYTHON, [GREEN, SILENCE, SPIN, HOT], {}),
     "front silent": (ServerState.FRONT_FROZEN, [http(None, None), *still(), idle()], {}),
-    "all of it silent": (
-        ServerState.FROZEN_PYTHON,
-        [http(None, None), SPIN, HOT],
-        {"core_role": "", "root_pid": CORE},
-    ),
+    "all of it silent": (ServerState.FROZEN_PYTHON, [http(None, None), SPIN, HOT],
+        {"core_role": "", "root_pid": CORE}),
     "closed to us": (ServerState.UNREACHABLE, [NO_CONNECTION], {}),
-    "500": (
-        ServerState.FAILING,
-        [GREEN, failed(500, "HTTP 500: boom"), log("RuntimeError: x")],
-        {},
-    ),
+    "500": (ServerState.FAILING, [GREEN, failed(500, "HTTP 500: boom"), log("RuntimeError: x")],
+        {}),
     "reset": (ServerState.FAILING, [GREEN, failed(None, "ReadError: reset")], {}),
-    "error finish": (
-        ServerState.FAILING,
-        [GREEN, failed(200, "ended with finish_reason 'error'")],
-        {},
-    ),
+    "error finish": (ServerState.FAILING, [GREEN, failed(200, "ended with finish_reason 'error'")],
+        {}),
     "garbage": (ServerState.BROKEN_OUTPUT, [GREEN, failed(200, "the 200 answer is not JSON")], {}),
     "NaN": (ServerState.BROKEN_OUTPUT, [GREEN, answer(text="!!!!!!!!")], {}),
     "refused": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), failed(400, "HTTP 400"), idle()], {}),
-    "503, no answer": (
-        ServerState.NOT_READY,
-        [http(503, 200), *still(), failed(404, "HTTP 404")],
-        {},
-    ),
+    "503, no answer": (ServerState.NOT_READY, [http(503, 200), *still(), failed(404, "HTTP 404")],
+        {}),
     "503, answers": (ServerState.FAILING, [http(503, 200), answer()], {}),
     "late, answers": (ServerState.SLOW, [http(None, 200), answer()], {}),
     "late at first, answers": (ServerState.HEALTHY, [http(None, 200), GREEN, answer()], {}),
@@ -142,62 +109,31 @@ CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
     "no core by name, healthy": (ServerState.HEALTHY, [GREEN, *moving(), answer(), DIED], ALONE),
     "no core by name, works": (ServerState.HEALTHY, [GREEN, *moving(), FRONT_IDLE, DIED], ALONE),
     "no core by name, idle": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), FRONT_IDLE], ALONE),
-    "no core by name, late front": (
-        ServerState.FRONT_FROZEN,
-        [http(None, None), *still(), FRONT_IDLE],
-        ALONE,
-    ),
+    "no core by name, late front": (ServerState.FRONT_FROZEN, [http(None, None), *still(),
+        FRONT_IDLE], ALONE),
     "a key, healthy": (ServerState.HEALTHY, [http(200, 401), *still(), answer()], {}),
     "a key, late": (ServerState.SLOW, [http(None, 401), *still(), answer()], {}),
-    "a key that we lack": (
-        ServerState.NO_FAULT_SEEN,
-        [http(200, 401), *still(), failed(401, "HTTP 401")],
-        {},
-    ),
-    "a key that we lack, works": (
-        ServerState.HEALTHY,
-        [http(200, 401), *moving(), failed(401, "HTTP 401")],
-        {},
-    ),
-    "all of it behind a key": (
-        ServerState.UNKNOWN,
-        [http(401, 401), failed(401, "HTTP 401")],
-        {},
-    ),
-    "endpoints silent, refuses": (
-        ServerState.UNKNOWN,
-        [http(None, None), failed(400, "HTTP 400")],
-        {},
-    ),
-    "nothing listens, answers": (
-        ServerState.SLOW,
-        [NO_CONNECTION, answer()],
-        {"listening": False, "root_pid": None, "processes": []},
-    ),
-    "remote, answers only": (
-        ServerState.HEALTHY,
-        [answer()],
-        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
-    ),
-    "nothing listens": (
-        ServerState.DEAD,
-        [NO_CONNECTION],
-        {"listening": False, "root_pid": None, "processes": []},
-    ),
+    "a key that we lack": (ServerState.NO_FAULT_SEEN, [http(200, 401), *still(), failed(401,
+        "HTTP 401")], {}),
+    "a key that we lack, works": (ServerState.HEALTHY, [http(200, 401), *moving(), failed(401,
+        "HTTP 401")], {}),
+    "all of it behind a key": (ServerState.UNKNOWN, [http(401, 401), failed(401, "HTTP 401")], {}),
+    "endpoints silent, refuses": (ServerState.UNKNOWN, [http(None, None), failed(400, "HTTP 400")],
+        {}),
+    "nothing listens, answers": (ServerState.SLOW, [NO_CONNECTION, answer()], {"listening": False,
+        "root_pid": None, "processes": []}),
+    "remote, answers only": (ServerState.HEALTHY, [answer()], {"place": "remote",
+        "listening": None, "root_pid": None, "processes": []}),
+    "nothing listens": (ServerState.DEAD, [NO_CONNECTION], {"listening": False, "root_pid": None,
+        "processes": []}),
     "zombie": (ServerState.DEAD, [NO_CONNECTION], {"states": "ZZ"}),
     "loading": (ServerState.NOT_READY, [NO_CONNECTION], {"listening": False}),
-    "remote, refused": (
-        ServerState.DEAD,
-        [NO_CONNECTION],
-        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
-    ),
-    "remote, silent": (
-        ServerState.UNREACHABLE,
-        [http(None, None)],
-        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
-    ),
+    "remote, refused": (ServerState.DEAD, [NO_CONNECTION], {"place": "remote", "listening": None,
+        "root_pid": None, "processes": []}),
+    "remote, silent": (ServerState.UNREACHABLE, [http(None, None)], {"place": "remote",
+        "listening": None, "root_pid": None, "processes": []}),
     "nothing": (ServerState.UNKNOWN, [], {"root_pid": None, "processes": [], "listening": None}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -19,8 +19,7 @@ from mmrepro.diagnose.session import Diagnosed, diagnose
 from mmrepro.errors import RunTimeout
 from mmrepro.incident.diagnosis import Assessment, ServerState
 from mmrepro.probes.data import AnyProbeData, EndpointAnswer, HttpData, ThreadStack
-from mmrepro.probes.fetch import fetch
-from mmrepro.probes.http import field_of, first_model
+from mmrepro.probes.http import fetch, field_of, first_model
 from mmrepro.signature.live_server import LATENESS
 from seen import (
     CORE,

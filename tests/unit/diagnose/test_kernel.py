@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from mmrepro.diagnose import kernel
+from mmrepro.diagnose import session
 from mmrepro.diagnose.discover import Target
 from mmrepro.evidence import Evidence
 from mmrepro.signature.live_server import CORE_ALIVE
@@ -32,34 +32,34 @@ from seen import CORE, FRONT, target
     ],
 )
 def test_a_core_without_a_title_is_not_dead(facts: dict[str, Any], lives: bool | None) -> None:
-    assert kernel.core_lives(Target(target(**facts))) is lives
+    assert session.core_lives(Target(target(**facts))) is lives
 
 
 def test_a_core_that_was_seen_and_is_not_any_more_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "last_oom_kill", lambda: "Killed process 1764 (python)")
+    monkeypatch.setattr(session, "last_oom_kill", lambda: "Killed process 1764 (python)")
     evidence = Evidence()
-    kernel.note(Target(target(states="S")), evidence)
+    session.note_kernel(Target(target(states="S")), evidence)
     assert evidence.facts == {}
-    kernel.note(Target(target()), evidence)
+    session.note_kernel(Target(target()), evidence)
     assert evidence.facts == {CORE_ALIVE: True}
-    kernel.note(Target(target(states="S")), evidence)
+    session.note_kernel(Target(target(states="S")), evidence)
     assert evidence.facts == {CORE_ALIVE: False, "oom": "Killed process 1764 (python)"}
-    kernel.note(Target(target(states="S")), evidence)
+    session.note_kernel(Target(target(states="S")), evidence)
     assert evidence.facts[CORE_ALIVE] is False
 
 
 def test_exit_codes_and_tracers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "last_oom_kill", lambda: "")
-    monkeypatch.setattr(kernel, "exit_code", {CORE: 9, FRONT: None}.get)
-    monkeypatch.setattr(kernel.processes, "tracer", {CORE: 77}.get)
+    monkeypatch.setattr(session, "last_oom_kill", lambda: "")
+    monkeypatch.setattr(session, "exit_code", {CORE: 9, FRONT: None}.get)
+    monkeypatch.setattr(session.processes, "tracer", {CORE: 77}.get)
     evidence = Evidence()
-    kernel.note(Target(target(states="ZZ")), evidence)
+    session.note_kernel(Target(target(states="ZZ")), evidence)
     assert evidence.facts == {f"exit:{CORE}": 9, CORE_ALIVE: False}
     evidence = Evidence()
-    kernel.note(Target(target(states="tt")), evidence)
+    session.note_kernel(Target(target(states="tt")), evidence)
     assert evidence.facts == {f"tracer:{CORE}": 77, CORE_ALIVE: True}
     evidence = Evidence()
-    kernel.note(Target(target(states="TS")), evidence)
+    session.note_kernel(Target(target(states="TS")), evidence)
     assert evidence.facts == {CORE_ALIVE: True}
 
 
@@ -79,8 +79,8 @@ def test_the_exit_status_is_the_52nd_field(
     """proc_pid_stat(5); a name may hold parentheses and blanks."""
     fields = [state, *(b"%d" % n for n in range(1, 49)), b"9"]
     raw = b"7 (a) Z b) " + b" ".join(fields[:after]) + b"\n"
-    monkeypatch.setattr(kernel.processes, "read", lambda pid, name: raw)
-    assert kernel.exit_code(7) == code
+    monkeypatch.setattr(session.processes, "read", lambda pid, name: raw)
+    assert session.exit_code(7) == code
 
 
 def records(monkeypatch: pytest.MonkeyPatch, *lines: bytes) -> list[int]:
@@ -103,12 +103,12 @@ def test_the_last_word_of_the_oom_killer(monkeypatch: pytest.MonkeyPatch) -> Non
     plain = b"3,1,1,-;Out of memory: Killed process 12 (python3) total-vm:1kB"
     group = b"3,2,1,-;Memory cgroup out of memory: Killed process 13 (VLLM::Engine) total-vm"
     closed = records(monkeypatch, b"6,1,1,-;eth0: up", plain, group, b"6,9,1,-;\xffeth0: up")
-    assert kernel.last_oom_kill() == (
+    assert session.last_oom_kill() == (
         "Memory cgroup out of memory: Killed process 13 (VLLM::Engine)"
     )
     assert closed == [99]
     records(monkeypatch, b"6,1,1,-;eth0: up")
-    assert kernel.last_oom_kill() == ""
+    assert session.last_oom_kill() == ""
 
 
 def test_a_kernel_log_that_is_closed_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +118,12 @@ def test_a_kernel_log_that_is_closed_to_us(monkeypatch: pytest.MonkeyPatch) -> N
         raise PermissionError(path)
 
     monkeypatch.setattr(os, "open", closed)
-    assert kernel.last_oom_kill() == ""
+    assert session.last_oom_kill() == ""
 
 
 def test_an_endless_kernel_log_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel.MAX_RECORDS == 20_000
-    monkeypatch.setattr(kernel, "MAX_RECORDS", 2)
+    assert session.MAX_RECORDS == 20_000
+    monkeypatch.setattr(session, "MAX_RECORDS", 2)
     lines = [b"x", b"x", b"Killed process 12 (python3)"]
     records(monkeypatch, *lines)
-    assert kernel.last_oom_kill() == ""
+    assert session.last_oom_kill() == ""

@@ -14,14 +14,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from mmrepro.diagnose.match import all_scenarios, match_all
-from mmrepro.diagnose.patterns import union
+from mmrepro.diagnose.match import all_scenarios, match_all, union
 from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident
 from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
-from mmrepro.probes.log_life import Life
+from mmrepro.probes.log_lines import Life
 from mmrepro.probes.logs import Scanner, scan
 from mmrepro.reports import load
 from mmrepro.scenario import LiveFacts

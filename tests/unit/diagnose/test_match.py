@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
 from mmrepro.diagnose import match as matching
-from mmrepro.diagnose.match import all_scenarios, judge, match, match_all, ranked
+from mmrepro.diagnose.match import all_scenarios, as_seen_by, judge, match, match_all, ranked, union
 from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.patterns import as_seen_by, union
 from mmrepro.diagnose.session import diagnose
 from mmrepro.errors import UnknownScenario
 from mmrepro.evidence import Evidence

@@ -19,7 +19,7 @@ from mmrepro.incident.diagnosis import Effect, ServerState
 from mmrepro.probes.base import ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.data import AnyProbeData, LogLine, LogsData
 from mmrepro.probes.logs import LogsProbe
-from mmrepro.probes.py_spy import HOW_TO_ALLOW
+from mmrepro.probes.stacks import HOW_TO_ALLOW
 from mmrepro.scenario.registry import load_scenario
 from seen import GREEN, SILENCE, evidence, idle, log, target
 from test_match import hung
@@ -261,7 +261,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
                 session.discover, name, lambda *_, name=name: made.calls.append(name)
             )
         monkeypatch.setattr(session, "Collector", lambda *_: made)
-        monkeypatch.setattr(session.kernel, "note", lambda *_: made.calls.append("kernel"))
+        monkeypatch.setattr(session, "note_kernel", lambda *_: made.calls.append("kernel"))
         scenarios = [load_scenario("ghost-key-eviction"), load_scenario("kv-growth-crash")]
         told = session._look(DiagnoseCommand(url=URL), found, recorder, at(0), scenarios)
         return made, told

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mmrepro.base import processes
 from mmrepro.base.processes import Stat
-from mmrepro.diagnose import sockets
+from mmrepro.diagnose import discover
 from test_discover import TABLE, TABLE6
 
 Links = Mapping[str, str | Exception]
@@ -42,9 +42,9 @@ def test_listeners_of_both_families_on_the_port(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         processes, "read", lambda pid, name, limit: tables.get((pid, name), "").encode()
     )
-    assert [s.inode for s in sockets.listeners(8080)] == [4711, 4712, 99]
-    assert [s.inode for s in sockets.listeners(8080, 7)] == [99]
-    assert sockets.listeners(8081) == sockets.listeners(8079) == []
+    assert [s.inode for s in discover.listeners(8080)] == [4711, 4712, 99]
+    assert [s.inode for s in discover.listeners(8080, 7)] == [99]
+    assert discover.listeners(8081) == discover.listeners(8079) == []
 
 
 def test_holders_are_all_that_hold_one_of_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_the_namespace_of_a_container_is_found_behind_others(
         return f"|-- {own}\n   /32 host LOCAL\n".encode()
 
     monkeypatch.setattr(processes, "read", read)
-    assert sockets.namespace_with("10.0.0.8") == 8
+    assert discover.namespace_with("10.0.0.8") == 8
     assert asked == [5, 8], "each other namespace once, and not our own"
-    assert sockets.namespace_with("10.0.0.5") == 5
-    assert sockets.namespace_with("10.0.0.4") is None
+    assert discover.namespace_with("10.0.0.5") == 5
+    assert discover.namespace_with("10.0.0.4") is None
 
 
 def test_addresses_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,16 +102,16 @@ def test_addresses_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
         found = ("10.0.0.5", "fe80::1%eth0", "10.0.0.5")
         return [(0, 0, 0, "", (one, 0)) for one in found]
 
-    monkeypatch.setattr(sockets.socket, "getaddrinfo", resolved)
-    assert sockets.addresses("host") == ["10.0.0.5", "fe80::1"]
-    assert sockets.addresses("none") == sockets.addresses("x" * 64) == []
+    monkeypatch.setattr(discover.socket, "getaddrinfo", resolved)
+    assert discover.addresses("host") == ["10.0.0.5", "fe80::1"]
+    assert discover.addresses("none") == discover.addresses("x" * 64) == []
 
 
 def test_an_address_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = {"lo": ["127.0.0.1"], "eth0": ["02:42:ac:11:00:02", "10.0.0.5", "fe80::1%eth0"]}
     made = {name: [SimpleNamespace(address=a) for a in told] for name, told in cards.items()}
-    monkeypatch.setattr(sockets.psutil, "net_if_addrs", lambda: made)
+    monkeypatch.setattr(discover.psutil, "net_if_addrs", lambda: made)
     for own in ("10.0.0.5", "fe80::1", "127.0.0.1", "127.0.0.9", "::1", "0.0.0.0", "::"):
-        assert sockets.is_ours(own)
-    assert not sockets.is_ours("10.0.0.6")
-    assert not sockets.is_ours("fe80::2")
+        assert discover.is_ours(own)
+    assert not discover.is_ours("10.0.0.6")
+    assert not discover.is_ours("fe80::2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from mmrepro.diagnose.soon import known_hang
+from mmrepro.diagnose.match import known_hang
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Fit, TargetFacts, TargetProcess
 from mmrepro.probes.data import (

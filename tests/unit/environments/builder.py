@@ -5,7 +5,7 @@ import sys
 
 from mmrepro.environments import uv
 from mmrepro.environments.build import ensure
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import vllm_spec
 from mmrepro.errors import MmreproError
 
 uv.uv_binary = lambda: os.environ["FAKE_UV"]

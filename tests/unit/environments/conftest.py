@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import torch_source, uv
+from mmrepro.environments import resolving, uv
+from mmrepro.environments.wheelhouse import own
+from toy_index import write
 
 HERE = Path(__file__).parent
 
@@ -17,7 +19,7 @@ HERE = Path(__file__).parent
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and no setting of the machine's own."""
     root = tmp_path / "cache"
-    torch_source._refusal.cache_clear()
+    resolving._refusal.cache_clear()
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(root))
     for name in ("MMREPRO_TORCH_INDEX", "FAKE_UV_MODE"):
         monkeypatch.delenv(name, raising=False)
@@ -36,6 +38,16 @@ def fake_uv(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setenv("FAKE_UV_LOG", str(log))
     monkeypatch.setattr(uv, "uv_binary", lambda: str(program))
     return log
+
+
+@pytest.fixture(scope="module")
+def small_mmrepro() -> Iterator[None]:
+    """A tiny wheel for mmrepro's own ones, which would come from the real index."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own, "own_requirements", lambda target: [])
+        patch.setattr(own, "own_wheel", lambda into: write(into, "mmrepro", "0.1.0"))
+        patch.setenv("MMREPRO_TORCH_INDEX", "package")
+        yield
 
 
 Builder = Callable[[], "subprocess.Popen[str]"]

@@ -139,14 +139,16 @@ def test_what_the_linker_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return CompletedProcess([], 1, b"", words)
 
     monkeypatch.setattr(loading.subprocess, "run", linker)
-    (missing,) = loading.missing_versions(tmp_path / "python", [tmp_path / "_C.abi3.so"])
-    assert str(missing) == (
-        "_C.abi3.so wants CXXABI_1.3.15, which this host's libstdc++.so.6 does not have"
-    )
+    modules = {"_C*.so": [tmp_path / "_C.abi3.so"]}
+    assert loading.missing_versions(tmp_path / "python", modules) == {
+        "_C.abi3.so wants CXXABI_1.3.15, which this host's libstdc++.so.6 does not have": (
+            "libstdc++.so.6"
+        )
+    }
 
 
 def test_a_linker_that_cannot_be_asked(tmp_path: Path) -> None:
-    assert loading.missing_versions(tmp_path / "absent", [tmp_path / "m.so"]) == []
+    assert loading.missing_versions(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]}) == {}
     assert loading.load_failures(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]})
     assert loading.load_failures(tmp_path / "absent", {"m.so": []}) == ["the wheel holds no m.so"]
 

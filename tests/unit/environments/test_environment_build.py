@@ -11,10 +11,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import recipe, space
+from mmrepro.environments import recipe, store
 from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import vllm_spec
 from mmrepro.environments.store import prune
-from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
 from mmrepro.machine import files
 from mmrepro.machine.files import environments_root
@@ -117,7 +117,7 @@ def test_a_failed_build_leaves_nothing(
 def test_too_little_space_is_told_before_anything_is_fetched(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "free_bytes", lambda path: 10 * 1024**2)
+    monkeypatch.setattr(store, "free_bytes", lambda path: 10 * 1024**2)
     with pytest.raises(NoSpace, match=r"has 10 MiB free; the environment needs 1 GiB"):
         ensure(SPEC)
     assert fake_uv.read_text() == ""

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.environments import releases
-from mmrepro.environments.requirements import derive, requirements_of
-from mmrepro.environments.table import Entry, table
+from mmrepro.environments.releases import derive, requirements_of
+from mmrepro.environments.spec import Entry, table, vllm_spec
 from mmrepro.environments.uv import Distribution, UvFailed, explain, without_credentials
-from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UsageError
 from packaging.requirements import Requirement
 

@@ -13,9 +13,8 @@ import pytest
 from filelock import FileLock
 from mmrepro.environments import store
 from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import Environment
+from mmrepro.environments.spec import Environment, vllm_spec
 from mmrepro.environments.store import disk_size, list_environments, lock_path, prune, used_by
-from mmrepro.environments.vllm import vllm_spec
 from mmrepro.machine.files import environments_root
 
 SPEC = vllm_spec("0.23.0", "cpu")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from folder_index import serving
 from mmrepro.engines import spec_for
-from mmrepro.environments.listing import JSON_PAGE, Interpreter, Page, fitting, releases_of
+from mmrepro.environments.index import JSON_PAGE, Interpreter, Page, fitting, releases_of
 from mmrepro.errors import EnvironmentBuildError, UnknownRelease
 from packaging.tags import Tag
 
@@ -94,13 +94,8 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     Index.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://me:{SECRET}@127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Index) as address:
+        yield address.replace("//", f"//me:{SECRET}@")
 
 
 def listed() -> list[str]:

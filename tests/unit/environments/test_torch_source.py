@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-import zipfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,25 +14,16 @@ from pathlib import Path
 import pytest
 from folder_index import served
 from mmrepro.engines import spec_for
-from mmrepro.environments import torch_source
+from mmrepro.environments import resolving
 from mmrepro.environments.build import ensure, existing
 from mmrepro.environments.releases import Release
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.torch_source import PACKAGE_INDEX, TorchSource, unused
-from mmrepro.environments.uv import TORCH_INDEX_VARIABLE as VARIABLE, Distribution, Notice, key_salt
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.resolving import PACKAGE_INDEX, TorchSource, key_salt, unused
+from mmrepro.environments.spec import EnvironmentSpec, vllm_spec
+from mmrepro.environments.uv import Distribution, Notice
+from toy_index import write
 
 SPEC = vllm_spec("0.23.0", "cpu")
-
-
-def wheel_of_torch(folder: Path, version: str) -> None:
-    info = f"torch-{version}.dist-info"
-    folder.mkdir(parents=True)
-    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
-        text = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
-        wheel.writestr(f"{info}/METADATA", text)
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
+VARIABLE = resolving.TORCH_INDEX_VARIABLE
 
 
 @pytest.fixture
@@ -41,11 +31,11 @@ def elsewhere(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Puts an address of the test's own in the place of every index, and empties uv's cache."""
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.delenv("UV_INDEX", raising=False)
-    real = torch_source._elsewhere
+    real = resolving._elsewhere
 
     def use(address: str) -> None:
         monkeypatch.setenv("UV_DEFAULT_INDEX", address)
-        monkeypatch.setattr(torch_source, "_elsewhere", lambda index: real(address))
+        monkeypatch.setattr(resolving, "_elsewhere", lambda index: real(address))
 
     return use
 
@@ -54,13 +44,13 @@ def asked(spec: EnvironmentSpec = SPEC) -> tuple[TorchSource, list[str], float]:
     """The source, what was said, and how long it took."""
     lines: list[str] = []
     began = time.monotonic()
-    source = torch_source.torch_source(spec, sys.executable, lines.append)
+    source = resolving.torch_source(spec, sys.executable, lines.append)
     assert all(isinstance(line, Notice) for line in lines)
     return source, lines, time.monotonic() - began
 
 
 def test_an_index_that_answers_is_taken(elsewhere, tmp_path: Path) -> None:
-    wheel_of_torch(tmp_path / "index" / "torch", "2.11.0+cpu")
+    write(tmp_path / "index" / "torch", "torch", "2.11.0+cpu")
     with served(tmp_path / "index") as address:
         elsewhere(address)
         source, lines, _ = asked()
@@ -77,7 +67,7 @@ def test_an_index_that_never_answers_is_left_after_two_seconds(elsewhere) -> Non
         elsewhere(f"http://127.0.0.1:{silent.getsockname()[1]}")
         source, lines, seconds = asked()
     assert not source.local
-    assert torch_source.ANSWER_S <= seconds < torch_source.ANSWER_S + 3
+    assert resolving.ANSWER_S <= seconds < resolving.ANSWER_S + 3
     assert lines == [
         "PyTorch's CPU index does not answer within 2 s: "
         "torch comes with CUDA's libraries, 2 GB more"
@@ -91,14 +81,14 @@ def test_an_index_that_is_not_there_is_left_at_once(elsewhere) -> None:
     elsewhere(f"http://127.0.0.1:{port}")
     source, (line,), seconds = asked()
     assert not source.local
-    assert seconds < torch_source.ANSWER_S
+    assert seconds < resolving.ANSWER_S
     assert line.startswith("PyTorch's CPU index cannot be reached")
 
 
 def test_an_index_that_answers_drop_by_drop_is_left(
     elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_source, "ASK_S", 0.5)
+    monkeypatch.setattr(resolving, "ASK_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = threading.Event()
 
@@ -119,11 +109,11 @@ def test_an_index_that_answers_drop_by_drop_is_left(
         done.set()
         thread.join()
     assert not source.local
-    assert seconds < torch_source.ANSWER_S  # it was ended, not waited for
+    assert seconds < resolving.ANSWER_S  # it was ended, not waited for
 
 
 def test_an_index_without_a_cpu_build_is_left(elsewhere, tmp_path: Path) -> None:
-    wheel_of_torch(tmp_path / "index" / "torch", "2.11.0")
+    write(tmp_path / "index" / "torch", "torch", "2.11.0")
     with served(tmp_path / "index") as address:
         elsewhere(address)
         source, (line,), _ = asked()
@@ -137,7 +127,7 @@ def test_nobody_is_asked_where_a_cpu_build_is_not_meant(
     def never(*_: object) -> str:
         pytest.fail("it was asked")
 
-    monkeypatch.setattr(torch_source, "_refusal", never)
+    monkeypatch.setattr(resolving, "_refusal", never)
     for spec in (vllm_spec("0.23.0", "cuda"), spec_for("sglang", "0.5.6", "cpu")):
         assert asked(spec)[:2] == (PACKAGE_INDEX, [])
     monkeypatch.setenv(VARIABLE, "package")
@@ -161,21 +151,21 @@ def test_a_wheel_of_torch_itself_is_the_cpu_build(
     elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_for("minivllm", "0.1", "cpu")
-    wheel_of_torch(tmp_path / "index" / "torch", "2.11.0+cpu")
+    write(tmp_path / "index" / "torch", "torch", "2.11.0+cpu")
     wheel = Distribution("torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl", None, "00")
     day = datetime(2026, 6, 14, tzinfo=UTC)
     release = Release(sys.executable, wheel, day, day, [])
     with served(tmp_path / "index") as address:
         elsewhere(address)
         source, _, _ = asked(spec)
-        source, built, found = torch_source.cpu_build(source, spec, release, print)
+        source, built, found = resolving.cpu_build(source, spec, release, print)
     assert built.installed == "2.11.0+cpu"
     assert found.wheel.filename == "torch-2.11.0+cpu-py3-none-any.whl"
     assert len(found.wheel.sha256) == 64
     assert built.key() != spec.key()  # so the folder's name is that of the spec as it was asked for
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     lines: list[str] = []
-    none = torch_source.cpu_build(
+    none = resolving.cpu_build(
         replace(source, variables={"UV_INDEX": address}), spec, release, lines.append
     )
     assert none == (replace(none[0], chosen=False), spec, release)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from mmrepro.cli.app import app
-from mmrepro.environments.minivllm import REQUIREMENTS, TORCH
-from mmrepro.environments.wheelhouse import own
+from mmrepro.environments.spec import MINIVLLM_REQUIREMENTS, TORCH
 from mmrepro.errors import ExitCode
-from toy_index import ToyIndex, served, write
+from toy_index import ToyIndex, served
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -25,18 +24,17 @@ def wheelhouse(into: Path, *more: str) -> None:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyIndex]:
+def index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_mmrepro: None
+) -> Iterator[ToyIndex]:
     """With all that minivllm wants, an empty wheel each."""
     made = ToyIndex()
     made.wheel("torch", TORCH, ["nvidia-cublas"])
     made.wheel("nvidia-cublas", "13.0")
-    for line in REQUIREMENTS:
+    for line in MINIVLLM_REQUIREMENTS:
         name, _, version = line.partition("==")
         made.wheel(name, version or "1.0")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    monkeypatch.setenv("MMREPRO_TORCH_INDEX", "package")
-    monkeypatch.setattr(own, "own_requirements", lambda target: [])
-    monkeypatch.setattr(own, "own_wheel", lambda into: write(into, "mmrepro", "0.1.0"))
     with served(made) as address:
         monkeypatch.setenv("UV_DEFAULT_INDEX", address)
         yield made

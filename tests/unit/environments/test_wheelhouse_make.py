@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.vllm import vllm_spec
-from mmrepro.environments.wheelhouse import Made, check, make, make_target, own
-from mmrepro.environments.wheelhouse.model import Package
-from mmrepro.environments.wheelhouse.unneeded import unneeded
+from mmrepro.environments.spec import EnvironmentSpec, vllm_spec
+from mmrepro.environments.wheelhouse import Made, check, make, make_target
+from mmrepro.environments.wheelhouse.model import Package, unneeded
 from mmrepro.errors import EnvironmentBuildError, ExitCode, UsageError
-from toy_index import LATE, ToyIndex, served, wheel_of
+from toy_index import LATE, ToyIndex, served
 
 MIB = 1 << 20
 PART = 2 * MIB
@@ -27,7 +25,9 @@ TORCH_THERE = "torch==2.9.1+cu130\ntorchvision==0.24.1\nnvidia-cublas==13.0\n"
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyIndex]:
+def index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_mmrepro: None
+) -> Iterator[ToyIndex]:
     made = ToyIndex()
     made.wheel("toy-engine", "1.0", ["torch==2.9.1", "torchvision", "helper>=1", "kernels"])
     made.wheel("other-engine", "1.0", ["helper", "more"])
@@ -44,18 +44,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyIndex]
     made.wheel("more", "1.0")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("MMREPRO_TORCH_INDEX", "package")
-    monkeypatch.setattr(own, "own_requirements", lambda target: [])
-    monkeypatch.setattr(own, "own_wheel", stand_in_for_mmrepro)
     with served(made) as address:
         monkeypatch.setenv("UV_DEFAULT_INDEX", address)
         yield made
-
-
-def stand_in_for_mmrepro(into: Path) -> Path:
-    path = into / "mmrepro-0.1.0-py3-none-any.whl"
-    path.write_bytes(wheel_of("mmrepro", "0.1.0", ())[0])
-    return path
 
 
 def made_in(

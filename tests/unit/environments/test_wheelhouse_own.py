@@ -10,9 +10,10 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
-from mmrepro.environments.uv import Distribution, run_uv
+from mmrepro.environments.releases import best_wheel
+from mmrepro.environments.uv import UvFailed, release_files, run_uv
 from mmrepro.environments.wheelhouse import install, make_target, own
-from mmrepro.environments.wheelhouse.target import fitting, have_of, make_target as target_of
+from mmrepro.environments.wheelhouse.model import have_of
 from mmrepro.errors import UsageError
 from toy_index import wheel_of
 
@@ -111,22 +112,33 @@ def test_a_target_that_is_none(python: str, platform: str, words: str) -> None:
         make_target(python, platform)
 
 
-def test_the_wheel_that_an_installer_there_would_take() -> None:
-    target = target_of("3.12", "x86_64-manylinux_2_28")
-    names = [
-        "x-1-cp313-cp313-manylinux_2_17_x86_64.whl",  # another Python
-        "x-1-cp312-cp312-manylinux_2_34_x86_64.whl",  # a newer glibc
-        "x-1-cp312-cp312-macosx_11_0_arm64.whl",
-        "x-1-cp312-cp312-musllinux_1_2_x86_64.whl",
-        "no-wheel.zip",
-        "x-1-py3-none-any.whl",
-        "x-1-cp38-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
-        "x-1-cp312-cp312-manylinux2014_x86_64.whl",
-        "x-1-cp312-cp312-manylinux_2_28_x86_64.whl",
-        "x-1-2-cp312-cp312-manylinux_2_28_x86_64.whl",
+def test_the_wheel_that_an_installer_there_would_take(tmp_path: Path) -> None:
+    """From a folder as index (`--find-links`): uv names what fits, the best of it is carried."""
+    tags = [
+        "cp313-cp313-manylinux_2_17_x86_64",  # another Python
+        "cp312-cp312-manylinux_2_34_x86_64",  # a newer glibc
+        "cp312-cp312-macosx_11_0_arm64",
+        "cp312-cp312-musllinux_1_2_x86_64",
+        "py3-none-any",
+        "cp38-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64",
+        "cp39-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64",
+        "cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64",
+        "cp312-cp312-manylinux2014_x86_64",
+        "cp312-cp312-manylinux_2_28_x86_64",
+        "2-cp312-cp312-manylinux_2_28_x86_64",  # built again
     ]
-    for taken in range(len(names), 5, -1):
-        best = fitting([Distribution(name, None, "") for name in names[:taken]], target)
-        assert best is not None
-        assert best.filename == names[taken - 1]
-    assert fitting([Distribution(name, None, "") for name in names[:5]], target) is None
+    options = ("--no-index", "--find-links", str(tmp_path))
+
+    def taken() -> str | None:
+        try:
+            found = release_files(
+                "x==1.0+cu129", "3.12", platform="x86_64-manylinux_2_28", options=options
+            )
+        except UvFailed:
+            return None
+        return best_wheel(found.wheels).filename
+
+    for number, tag in enumerate(tags):
+        name = f"x-1.0+cu129-{tag}.whl"
+        (tmp_path / name).write_bytes(wheel_of("x", "1.0+cu129", (), tag=tag)[0])
+        assert taken() == (name if number > 3 else None)

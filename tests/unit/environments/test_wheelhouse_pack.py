@@ -11,40 +11,24 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.environments.wheelhouse import install, pack
+from mmrepro.environments.wheelhouse import install
+from mmrepro.environments.wheelhouse.make import write_parts
 
 SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 90), max_size=8)
 
 
-@given(st.lists(SIZES, max_size=3), st.integers(1, 40))
-def test_parts_hold_every_byte_once_and_are_small_enough(
-    groups: list[dict[str, int]], capacity: int
-) -> None:
-    groups = [{f"{n}{k}": v for k, v in group.items()} for n, group in enumerate(groups)]
-    parts = pack.arrange(groups, capacity)
-    assert all(sum(s.size for s in part) <= capacity for part in parts)
-    by_file: dict[str, list[tuple[int, int]]] = {}
-    for part in parts:
-        assert len({s.name for s in part}) == len(part)
-        for stretch in part:
-            by_file.setdefault(stretch.file, []).append((stretch.start, stretch.size))
-    for file, size in ((f, s) for group in groups for f, s in group.items()):
-        at = 0
-        for start, length in sorted(by_file.pop(file)):
-            assert start == at
-            at += length
-        assert at == size
-    assert by_file == {}
-
-
 @given(SIZES, st.integers(1, 40), st.randoms(use_true_random=False))
-def test_what_is_cut_is_joined_again_and_any_flipped_byte_is_noticed(
+def test_parts_are_filled_and_joined_again_and_any_flipped_byte_is_noticed(
     sizes: dict[str, int], capacity: int, chance: random.Random
 ) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         contents = {file: chance.randbytes(size) for file, size in sizes.items()}
         document = written(folder, contents, capacity)
+        total = sum(sizes.values())
+        filled = [sum(map(size_of, (folder / part).glob("[a-h]*"))) for part in document["parts"]]
+        assert filled[:-1] == [capacity] * (len(filled) - 1)
+        assert sum(filled) == total
         joined = folder / "joined"
         joined.mkdir()
         install.check_there(folder, document, document["files"])
@@ -67,19 +51,21 @@ def written(folder: Path, contents: dict[str, bytes], capacity: int) -> install.
     source.mkdir()
     for file, content in contents.items():
         (source / file).write_bytes(content)
-    arranged = pack.arrange([{f: len(c) for f, c in contents.items()}], capacity)
-    parts = {f"part-{n:02d}": part for n, part in enumerate(arranged, 1)}
     digests = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
-    files = pack.write(parts, source, folder, digests)
+    parts, files = write_parts(source, folder, digests, capacity)
     document = {
         "schema_version": 1,
         "made": "2026-11-22T12:00:00Z",
-        "parts": list(parts),
+        "parts": parts,
         "files": [file.model_dump() for file in files],
     }
     for place in (folder, *(folder / part for part in parts)):
         (place / install.MANIFEST).write_text(json.dumps(document))
     return document
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
 
 
 Damage = Callable[[Path], object]

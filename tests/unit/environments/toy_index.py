@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from folder_index import serving
 
@@ -72,7 +73,7 @@ class ToyIndex:
 
     def answer(self, path: str) -> tuple[bytes, str] | None:
         self.asked.append(path)
-        kind, _, rest = path.strip("/").partition("/")
+        kind, _, rest = unquote(path).strip("/").partition("/")
         if kind == "simple" and rest in self.files:
             return self._page(rest), "application/vnd.pypi.simple.v1+json"
         name = rest.removesuffix(".metadata")
@@ -88,7 +89,7 @@ class ToyIndex:
         listed = [
             {
                 "filename": name,
-                "url": f"../../files/{name}",
+                "url": f"../../files/{quote(name)}",  # a local version has a "+"
                 "hashes": {"sha256": hashlib.sha256(content).hexdigest()},
                 "size": len(content),
                 "upload-time": uploaded,
@@ -149,6 +150,7 @@ def served(index: ToyIndex) -> Iterator[str]:
 
 def write(folder: Path, project: str, version: str) -> Path:
     """That wheel as a file."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{project.replace('-', '_')}-{version}-{ANY}.whl"
     path.write_bytes(wheel_of(project, version, ())[0])
     return path

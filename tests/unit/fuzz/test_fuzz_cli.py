@@ -12,10 +12,10 @@ from mmrepro.base.options import Origin
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case, Content, ServerWanted
 from mmrepro.cli.app import app
-from mmrepro.cli.fuzz import kept_options, server_of, settled
 from mmrepro.errors import UsageError
 from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.profiles import Profile, dialect_of
+from mmrepro.fuzz.server import kept_options, server_of, settled
 from mmrepro.fuzz.source import read_source
 from PIL import Image
 from typer.testing import CliRunner

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.errors import UsageError
-from mmrepro.kv_budget import block_bytes_of
-from mmrepro.kv_budget.config import read_model
+from mmrepro.kv_budget import block_bytes_of, read_model
 from mmrepro.models import TinyQwen2VL
 
 INTERNVL2_8B = {

@@ -13,8 +13,8 @@ from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
 from mmrepro.campaign import campaign
 from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.cli import campaign as conducting
 from mmrepro.cli.app import app
+from mmrepro.cluster import where as conducting
 from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import Cell, Lost, NightState
@@ -98,6 +98,12 @@ def test_the_document(matrix: Matrix, tmp_path: Path) -> None:
     assert runs.night.cells == 2
 
 
+def test_quiet_prints_the_verdict_and_the_page(matrix: Matrix) -> None:
+    code, out, _ = matrix(always(GOOD), *RUN, "--night", "x", "-q")
+    verdict, page = out.splitlines()
+    assert (code, verdict.endswith(": nightly run x"), page) == (1, True, "M/dashboard.html")
+
+
 def test_all_starts_are_alike_unless_another_mode_is_asked_for(matrix: Matrix) -> None:
     matrix(always(BAD), *RUN)
     matrix(always(BAD), *RUN, "--start-mode", "cold")
@@ -178,7 +184,7 @@ def test_a_file_and_the_command_line(matrix: Matrix, tmp_path: Path) -> None:
 def test_a_dry_run_runs_nothing(matrix: Matrix, tmp_path: Path) -> None:
     code, out, _ = matrix(always(BAD), *RUN, "--dry-run")
     assert code == 0
-    assert "1 cell in 1 environment, 1 run" in out
+    assert "1 job in 1 environment, 1 run" in out
     assert not (tmp_path / "M").exists()
     assert MADE == []
     matrix(always(BAD), *RUN)

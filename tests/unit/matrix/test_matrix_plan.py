@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from mmrepro.campaign.groups import Estimates, groups_of
 from mmrepro.engines import spec_for
-from mmrepro.environments.listing import Listed
+from mmrepro.environments.index import Listed
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.history.ledger import History

@@ -314,7 +314,7 @@ def test_the_command(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     text = printed("--machines", "1,3")
     for part in (
-        "3 cells in 1 environment; the runs alone take 2 min 00 s.",
+        "3 jobs in 1 environment; the runs alone take 2 min 00 s.",
         "Measured: run times: medians of the attempts in nights: 2 by the cell, 1 by the",
         "of engines that this machine has none of, 180 s and",
         "no machine has any at the start",
@@ -332,7 +332,7 @@ def test_the_command(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
         document["assumed"][2],
     ]
     own = ("--scenario", "borrowed-faults:ghost-key-lru", "--releases", "own", "--machines", "1")
-    assert "1 cell in 1 environment" in printed(*own)
+    assert "1 job in 1 environment" in printed(*own)
     for machines in ("0", "two", "1,", "5000"):
         assert "is not numbers from 1 to 4096" in printed("--machines", machines, code=2)
     for more in ("--machines=4096", "--jobs=64"):

@@ -13,7 +13,7 @@ from mmrepro.campaign import provisions as module
 from mmrepro.campaign.groups import groups_of
 from mmrepro.campaign.trial import TrialOptions, cell_of, run_options
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here
-from mmrepro.environments.starts import starts_seen
+from mmrepro.environments.spec import starts_seen
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned
 from mmrepro.run.options import RunCommand
 from mmrepro.scenario.registry import load_scenario

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.minivllm import MinivllmEngine
-from mmrepro.environments.minivllm import RELEASE, TORCH, minivllm_spec
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import MINIVLLM, TORCH, minivllm_spec, vllm_spec
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity
 from mmrepro.models.qwen import TinyQwen3
@@ -29,7 +28,7 @@ MODEL = TinyQwen3()
 
 def plan(*options: str, device: str = "cpu", mitigations: tuple[str, ...] = ()) -> Any:
     environment: Any = SimpleNamespace(
-        python=Path("/venv/bin/python"), spec=SimpleNamespace(release=RELEASE, device=device)
+        python=Path("/venv/bin/python"), spec=SimpleNamespace(release=MINIVLLM, device=device)
     )
     run = RunCommand(server_args=options, mitigations=mitigations)
     return ServerSpec(load_scenario("mm-prefill-contract"), run, environment, Path("/model")).plan(
@@ -38,16 +37,16 @@ def plan(*options: str, device: str = "cpu", mitigations: tuple[str, ...] = ()) 
 
 
 def test_there_is_one_release_and_the_engine_says_the_same() -> None:
-    assert VERSION == RELEASE
-    assert spec_for("minivllm", RELEASE, "cpu") == minivllm_spec(RELEASE, "cpu")
+    assert VERSION == MINIVLLM
+    assert spec_for("minivllm", MINIVLLM, "cpu") == minivllm_spec(MINIVLLM, "cpu")
     with pytest.raises(UnknownRelease, match="part of mmrepro"):
         minivllm_spec("0.2", "cpu")
 
 
 def test_torch_is_installed_under_the_engine_s_name() -> None:
-    spec = minivllm_spec(RELEASE, "cpu")
-    assert (spec.project, spec.installed, spec.release) == ("torch", TORCH, RELEASE)
-    assert spec.key().startswith(f"minivllm-{RELEASE}-cpu-")
+    spec = minivllm_spec(MINIVLLM, "cpu")
+    assert (spec.project, spec.installed, spec.release) == ("torch", TORCH, MINIVLLM)
+    assert spec.key().startswith(f"minivllm-{MINIVLLM}-cpu-")
     assert spec.key() != replace(spec, version="2.10.0").key()
 
 

@@ -12,8 +12,7 @@ from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import HttpData, InferenceData, LogsData, MetricsData, StacksData
-from mmrepro.probes.http import HttpProbe
-from mmrepro.probes.inference import InferenceProbe
+from mmrepro.probes.http import HttpProbe, InferenceProbe
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import role_from_title

@@ -10,8 +10,8 @@ from typing import Any
 from made_nights import BEGAN
 from mmrepro.history.ledger import History
 from mmrepro.history.quarantine import Quarantine
-from mmrepro.reports.night_json import night_json
-from mmrepro.reports.night_view import night_view
+from mmrepro.reports.documents import render
+from mmrepro.reports.nightly import KIND, NightView
 from night_document import NEEDED, watch
 from night_issues import concerns_of
 
@@ -25,7 +25,7 @@ def document(history: History, excused: Quarantine = NOBODY) -> Json:
     """What `mmrepro matrix report --format json` prints of the newest night."""
     if history.newest is None:
         return {name: [] for name in NEEDED}
-    found: Json = json.loads(night_json(night_view(history, history.newest, excused)))
+    found: Json = json.loads(render(KIND, NightView(history, history.newest, excused), "json"))
     return found
 
 

@@ -159,7 +159,7 @@ def test_a_night_that_did_not_end_says_so() -> None:
         [night("n", state=NightState.OUT_OF_TIME), Planned(night="n", cell=cell())]
     )
     told = annotations_of(document(history))
-    assert told[0].text == "This night is out of time; 1 of 1 cells did not run."
+    assert told[0].text == "This nightly run is out of time; 1 of 1 job did not run."
     assert told[0].level == "warning"
 
 

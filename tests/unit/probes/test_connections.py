@@ -14,8 +14,8 @@ import pytest
 from mmrepro.base import processes
 from mmrepro.base.processes import rows
 from mmrepro.probes.base import ProbeStatus, Subject, run_probe
-from mmrepro.probes.connections import ConnectionsProbe
 from mmrepro.probes.data import ConnectionsData
+from mmrepro.probes.processes import ConnectionsProbe
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout"
 TABLE = f"""\

@@ -15,8 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from hypothesis import example, given, strategies as st
 from mmrepro.probes.base import ProbeStatus, run_probe
-from mmrepro.probes.http import MAX_BODY_BYTES, HttpProbe
-from mmrepro.probes.inference import InferenceProbe, read_completion
+from mmrepro.probes.http import ENDPOINT_BYTES, HttpProbe, InferenceProbe, read_completion
 from mmrepro.probes.metrics import MAX_LINES, MetricsProbe, parse_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -158,7 +157,7 @@ def test_an_endless_body_is_cut(evidence):
     answer = ask(endless, evidence, 30)
     assert answer.status == 200
     assert len(answer.body) == 2000
-    assert (evidence / "http-health.body").stat().st_size == MAX_BODY_BYTES
+    assert (evidence / "http-health.body").stat().st_size == ENDPOINT_BYTES
 
 
 def test_redirects_and_server_errors_are_answers(evidence):

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import LogsData
-from mmrepro.probes.log_files import LogFilesProbe, recent, with_rotated
-from mmrepro.probes.logs import Scanner
+from mmrepro.probes.log_files import recent, with_rotated
+from mmrepro.probes.logs import LogsProbe, Scanner
 
 ADDED = r"Added request (?P<id>\S+)\."
 PROGRESS = r"EngineCore loop active"
@@ -27,9 +27,9 @@ def line(n: int, text: str, process: str = "EngineCore pid=7", level: str = "INF
     return f"({process}) {level} 11-21 02:{n // 60:02d}:{n % 60:02d} [a.py:1] {text}\n"
 
 
-def read(paths: list[Path], **more: object) -> LogsData:
+def read(paths: list[Path], rotated: bool = True) -> LogsData:
     patterns = {"work": "loop active", "boom": "boom"}
-    probe = LogFilesProbe(paths, patterns, PROGRESS, added=ADDED, **more)  # type: ignore[arg-type]
+    probe = LogsProbe(paths, patterns, PROGRESS, added=ADDED, rotated=rotated)
     with tempfile.TemporaryDirectory() as folder:
         result = run_probe(probe, Path(folder), 20)
     assert result.data is not None, result.reason
@@ -186,7 +186,7 @@ def test_the_most_recent_files_that_fit(tmp_path: Path) -> None:
 def test_nothing_to_read_is_unavailable(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for paths in ([tmp_path / "fifo"], [tmp_path / "no.log"], []):
-        result = run_probe(LogFilesProbe(paths), tmp_path, 5)
+        result = run_probe(LogsProbe(paths), tmp_path, 5)
         assert result.status is ProbeStatus.UNAVAILABLE
         assert result.reason
 

@@ -14,8 +14,7 @@ from mmrepro.engines import ENGINES
 from mmrepro.probes import logs as logs_module
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData
-from mmrepro.probes.log_files import LogFilesProbe
-from mmrepro.probes.log_life import Life, written
+from mmrepro.probes.log_lines import Life, written
 from mmrepro.probes.logs import LogsProbe
 
 CRASH = "AssertionError: Expected a cached item for mm_hash='ab'"
@@ -119,9 +118,7 @@ def test_it_begins_in_any_of_the_rotated_files(tmp_path: Path) -> None:
         stream.write(OLD)
     older.write_text(f"{CRASH}\n{NEW}{CRASH}\n")
     last.write_text("(APIServer pid=18) INFO 11-21 09:02:00 [x.py:1] Added request chatcmpl-4\n")
-    probe = LogFilesProbe(
-        [oldest, older, last], PATTERNS, rotated=False, life=Life(VLLM.start_lines)
-    )
+    probe = LogsProbe([oldest, older, last], PATTERNS, life=Life(VLLM.start_lines))
     data = probe.collect(RawSink(tmp_path), time.monotonic() + 60)
     assert data.match_counts == {"crash": 1, "added": 2}
     assert [(m.number, m.file) for m in data.matches["crash"]] == [(6, str(older))]
@@ -182,22 +179,18 @@ def test_what_a_time_means(time: str, means: str) -> None:
 
 STARTS = [
     ("vllm", "INFO 11-21 09:00:00 [api_server.py:1839] vLLM API server version 0.11.0"),
-    (
-        "vllm",
-        "(APIServer pid=1) INFO 11-22 11:32:56 [u.py:319] vLLM server version 0.23.0, serving",
-    ),
+    ("vllm",
+        "(APIServer pid=1) INFO 11-22 11:32:56 [u.py:319] vLLM server version 0.23.0, serving"),
     ("vllm", "(APIServer pid=1) INFO 11-22 11:32:56 [u.py:273] non-default args: {'host': 'x'}"),
-    (
-        "vllm",
-        "(EngineCore pid=9) INFO 1-21 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with",
-    ),
+    ("vllm",
+        "(EngineCore pid=9) INFO 1-21 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with"),
     ("vllm", "(APIServer pid=1) INFO:     Started server process [10729]"),
     ("sglang", "[2026-11-22 11:38:58] server_args={'model_path': '/m', 'tokenizer_path': '/m'}"),
     ("sglang", "[2026-11-22 11:38:58] server_args=ServerArgs(model_path='/m', tokenizer"),
     ("sglang", "[2026-11-22 11:39:07] INFO:     Started server process [13140]"),
     ("lmdeploy", "INFO:     Started server process [17416]"),
     ("minivllm", "(APIServer pid=1) INFO 11-22 11:41:20 [server.py:310] ready on port 42367"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("engine", "line"), STARTS)

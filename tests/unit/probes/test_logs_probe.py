@@ -10,12 +10,23 @@ import time
 import tracemalloc
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
+from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
+from mmrepro.diagnose.match import all_scenarios
+from mmrepro.engines import ENGINES
 from mmrepro.probes import logs as logs_module
-from mmrepro.probes._literals import exact_texts, required_texts
-from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
 from mmrepro.probes.base import ProbeStatus, run_probe
+from mmrepro.probes.data import LogPattern
+from mmrepro.probes.log_lines import (
+    MAX_LINE_BYTES,
+    Pattern,
+    clean,
+    is_error,
+    parse_line,
+    texts_of,
+)
 from mmrepro.probes.logs import LogsProbe, scan
+from mmrepro.signature import live_server
 
 LOG = (
     b"(EngineCore pid=3302) ERROR 11-21 02:44:01 [v1/engine/core.py:1195] AssertionError: Expected "
@@ -246,33 +257,77 @@ def test_any_line_is_parsed_without_raising(text, number):
     parse_line(number, clean(text.encode("utf-8", "replace"))).model_dump_json()
 
 
-# ------------------------------------------------------------------ required texts
+# ------------------------------------------------------------------ texts of a pattern
+
+PATTERN_TEXTS = {
+    # plain: the expression means its texts, and nothing else
+    "waiting for work": ({"waiting for work"}, True),
+    r"hash=\[0\] is a\-ok\.|loop": ({"hash=[0] is a-ok.", "loop"}, True),
+    # others
+    r"mm_hash=\w+ .*cached item": ({"cached item"}, False),
+    r"loop active$": ({"loop active"}, False),
+    r"(?!never)text": ({"text"}, False),
+    r"(abcdef)?xyz": ({"xyz"}, False),
+    r"[abc] uvw[^]x]": ({" uvw"}, False),
+    r"abcd*": ({"abc"}, False),
+    r"abcd{0,2}e": ({"abc"}, False),
+    r"abcd+e": ({"abcd"}, False),
+    r"a{b} cd": ({"a{b} cd"}, True),
+    r"tail\x41\u0042\x2aab": ({"tail"}, False),
+    r"\(Core pid=7\) INFO x": ({"(Core pid=7"}, False),
+    "caf\u00e9": ({"caf\u00e9"}, False),
+}
+NO_TEXTS = [
+    r"\d+", "ab", "abc|", r"abc|\d", "(?i)error", "(?x) error", "(abc)+", "(?:fatal|issue): ",
+    "a\tb\tc", "\ud800\ud801\ud802",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("pattern", "texts"),
-    [
-        ("waiting for work", [b"waiting for work"]),
-        (r"mm_hash=\w+ .*cached item", [b"cached item"]),
-        ("EngineDeadError|OutOfMemory", [b"EngineDeadError", b"OutOfMemory"]),
-        (r"(?:fatal|issue): \d", [b"fatal", b"issue"]),
-        (r"(abc)+", [b"abc"]),
-        (r"(abcdef)?xyz", [b"xyz"]),
-        (r"\d+", None),
-        ("abc|", None),
-        ("(?i)error", None),
-        ("(?i:error) x", None),
-        ("(?!never)text", [b"text"]),
-    ],
-)
-def test_required_texts(pattern, texts):
-    assert required_texts(re.compile(pattern)) == texts
+def test_the_texts_of_a_pattern() -> None:
+    found = {pattern: texts_of(pattern) for pattern in PATTERN_TEXTS}
+    as_said = {p: ({t.decode() for t in one.texts or ()}, one.plain) for p, one in found.items()}
+    assert as_said == PATTERN_TEXTS
+    assert [p for p in NO_TEXTS if texts_of(p).texts is not None] == []
+    assert texts_of(re.compile("(?i)error")).texts is None
+    declared = LogPattern(r"(?:Value|Type)Error: \d", "Error: ")
+    assert (declared, texts_of(declared).texts) == (r"(?:Value|Type)Error: \d", [b"Error: "])
+    assert not texts_of(LogPattern("two words", "two")).plain
 
 
-@given(st.from_regex(r"(?:Engine|Core)(?:Dead)?: [a-c]{2,4}(?:xyz|uvw)+", fullmatch=True))
-def test_every_match_holds_a_required_text(text):
-    pattern = re.compile(r"(?:Engine|Core)(?:Dead)?: [a-c]{2,4}(?:xyz|uvw)+")
-    assert any(needle in text.encode() for needle in required_texts(pattern))
+PARTS = ["abc", "x{2}", "y*", "[a-c]{2,4}", "(?:xyz|uvw)+", "d?", r"\.", "(?:q)?", "z+?", "|"]
+
+
+@given(st.data(), st.lists(st.sampled_from(PARTS), min_size=1, max_size=6))
+def test_every_match_holds_a_text(data: st.DataObject, parts: list[str]) -> None:
+    pattern = "abc" + "".join(parts)
+    text = data.draw(st.from_regex(pattern, fullmatch=True)).encode()
+    found = texts_of(pattern)
+    assert found.texts is None or any(needle in text for needle in found.texts)
+    if found.plain:
+        assert text in (found.texts or ())
+
+
+def shipped() -> dict[str, Pattern]:
+    """Every pattern that this project looks for in a log."""
+    engines = [
+        {**e.log_patterns, "progress": e.progress_pattern, "added": e.added_pattern,
+         **{start: start for start in e.start_lines}}
+        for e in ENGINES.values()
+    ]  # fmt: skip
+    scenarios = [dict(s.log_patterns) for s in all_scenarios()]
+    every = [live_server.LOG_PATTERNS, CLASS_PATTERNS, *engines, *scenarios]
+    return {p: p for patterns in every for p in patterns.values() if p}
+
+
+@settings(max_examples=5)  # of each of some 130
+@given(st.data())
+def test_every_shipped_pattern_has_texts_that_its_matches_hold(data: st.DataObject) -> None:
+    for pattern in shipped().values():
+        texts = texts_of(pattern).texts
+        assert texts, f"{pattern}: every line of a log would be tried; declare a LogPattern"
+        match = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
+        found = re.search(pattern, clean(match.partition("\n")[0].encode("utf-8", "replace")))
+        assert found is None or any(text in found[0].encode() for text in texts), pattern
 
 
 def test_a_hostile_line_is_cleaned_fast():
@@ -281,22 +336,3 @@ def test_a_hostile_line_is_cleaned_fast():
         parse_line(1, clean(raw))
     assert time.perf_counter() - started < 3
     assert len(clean(b"a" * (MAX_LINE_BYTES * 2))) == MAX_LINE_BYTES
-
-
-@pytest.mark.parametrize(
-    ("pattern", "texts"),
-    [
-        ("waiting for work", [b"waiting for work"]),
-        ("Core (?:loop|waiting)|health", [b"Core loop", b"Core waiting", b"health"]),
-        ("Core (loop|waiting)", [b"Core loop", b"Core waiting"]),
-        ("loop active$", None),
-        (r"step \d", None),
-        ("(?i)loop", None),
-        ("(?i:loop) x", None),
-        ("ab", None),
-        ("caf\u00e9", None),
-        ("(?:a1|a2|a3)(?:b1|b2|b3)", None),
-    ],
-)
-def test_exact_texts(pattern, texts):
-    assert exact_texts(re.compile(pattern)) == texts

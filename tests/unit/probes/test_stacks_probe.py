@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.base import processes
-from mmrepro.probes import py_spy
+from mmrepro.probes import stacks
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import StackSample
-from mmrepro.probes.py_spy import Dump, Outcome, parse_dump
-from mmrepro.probes.stacks import StacksProbe
+from mmrepro.probes.stacks import Dump, Outcome, StacksProbe, parse_dump
 
 LOCAL_REPR_LIMIT = 200
 
@@ -137,9 +136,9 @@ once = pathlib.Path({str(once)!r})
 if not once.exists():
     once.touch()
     sys.exit({error!r})
-os.execv({str(py_spy.find_py_spy())!r}, ["py-spy", *sys.argv[1:]])"""
+os.execv({str(stacks.find_py_spy())!r}, ["py-spy", *sys.argv[1:]])"""
     script = fake_py_spy(tmp_path, program)
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: script)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: script)
     result = run_probe(StacksProbe([victim.pid], samples=1), evidence, 10)
     assert once.exists()
     assert result.ok, result.reason
@@ -162,7 +161,7 @@ def test_a_denied_process_comes_with_how_to_allow_it(start_victim, evidence, mon
     folder = Path("/tmp") / f"mmrepro-test-{os.getpid()}"
     folder.mkdir(mode=0o755)
     try:
-        real = shutil.copy(py_spy.find_py_spy(), folder / "real")
+        real = shutil.copy(stacks.find_py_spy(), folder / "real")
         wrapper = folder / "py-spy"
         wrapper.write_text(
             f"#!{shutil.which('setpriv') and '/bin/sh'}\n"
@@ -170,7 +169,7 @@ def test_a_denied_process_comes_with_how_to_allow_it(start_victim, evidence, mon
         )
         for file in (Path(real), wrapper):
             file.chmod(0o755)
-        monkeypatch.setattr(py_spy, "find_py_spy", lambda: wrapper)
+        monkeypatch.setattr(stacks, "find_py_spy", lambda: wrapper)
         probe = StacksProbe([victim.pid])
         result = run_probe(probe, evidence, 10)
     finally:
@@ -191,8 +190,8 @@ def test_torn_reads_are_retried_then_one_sample_pauses(start_victim, evidence, m
             return Dump(Outcome.TORN, [], b"", "Bad address")
         return real(py_spy, pid, blocking=True, with_locals=with_locals, timeout_s=timeout_s)
 
-    real = py_spy.dump
-    monkeypatch.setattr(py_spy, "dump", torn_unless_blocking)
+    real = stacks.dump
+    monkeypatch.setattr(stacks, "dump", torn_unless_blocking)
     result = run_probe(StacksProbe([victim.pid], samples=1), evidence, 10)
     assert calls == [False, False, False, False, True]
     assert result.data.samples[0].blocking
@@ -223,8 +222,8 @@ def test_a_misbehaving_py_spy_is_bounded(
     start_victim, evidence, tmp_path, monkeypatch, code, reason
 ):
     victim = start_victim("blocked")
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: fake_py_spy(tmp_path, code))
-    monkeypatch.setattr(py_spy, "MAX_JSON_BYTES", 1 << 20)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: fake_py_spy(tmp_path, code))
+    monkeypatch.setattr(stacks, "MAX_JSON_BYTES", 1 << 20)
     result = run_probe(StacksProbe([victim.pid], 1, blocking_fallback=False), evidence, 10)
     assert result.status is ProbeStatus.UNAVAILABLE
     assert reason in result.reason
@@ -235,7 +234,7 @@ def test_a_py_spy_that_hangs_is_ended_at_the_deadline(
 ):
     victim = start_victim("blocked")
     hang = fake_py_spy(tmp_path, "import signal; signal.pause()")
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: hang)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: hang)
     started = time.monotonic()
     result = run_probe(StacksProbe([victim.pid]), evidence, 1)
     assert result.status is ProbeStatus.TIMED_OUT
@@ -243,7 +242,7 @@ def test_a_py_spy_that_hangs_is_ended_at_the_deadline(
 
 
 def test_without_py_spy_it_is_unavailable(evidence, monkeypatch):
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     assert "not installed" in run_probe(StacksProbe([os.getpid()]), evidence, 1).reason
 
 
@@ -282,6 +281,6 @@ def test_frames_and_locals_are_bounded():
     }
     thread = {"active": True, "owns_gil": False, "frames": [frame] * 300}
     (found,) = parse_dump(json.dumps([thread]).encode())
-    assert len(found.frames) == py_spy.MAX_FRAMES
-    assert len(found.frames[0].locals) == py_spy.MAX_LOCALS
+    assert len(found.frames) == stacks.MAX_FRAMES
+    assert len(found.frames[0].locals) == stacks.MAX_LOCALS
     assert max(map(len, found.frames[0].locals.values())) == LOCAL_REPR_LIMIT

@@ -5,33 +5,47 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.base import processes
-from mmrepro.probes import _strace
-from mmrepro.probes._strace import StraceRefused, parse_table
-from mmrepro.probes._syscall_names import syscall_name
-from mmrepro.probes._traced import wait_until
+from mmrepro.probes import syscalls
 from mmrepro.probes.base import ProbeStatus, run_probe
-from mmrepro.probes.syscalls import Load, SyscallsProbe, judge, waiting_threads
+from mmrepro.probes.processes import wait_until
+from mmrepro.probes.syscalls import (
+    Load,
+    StraceRefused,
+    SyscallsProbe,
+    judge,
+    parse_table,
+    syscall_name,
+    waiting_threads,
+)
+from probe_victims import RAN_S, cpu_s
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 METHODS = [pytest.param(True, marks=needs_strace, id="strace"), pytest.param(False, id="proc")]
 
 
 def collect(pid: int, evidence, use_strace: bool, window_s: float = 0.5):
-    result = run_probe(SyscallsProbe(pid, window_s, use_strace), evidence, 10)
+    result = run_probe(SyscallsProbe(pid, window_s, use_strace), evidence, window_s + 10)
     assert result.status is ProbeStatus.OK, result.reason
     return result.data
 
 
-def collect_with_a_core(pid: int, evidence, use_strace: bool):
-    """Once the machine has given it half a core for a whole window: others are at work as well."""
-    for _ in range(60):
-        data = collect(pid, evidence, use_strace)
-        if data.user_pct + data.system_pct >= 50.0:
+def collect_while_it_runs(pid: int, evidence, use_strace: bool, monkeypatch):
+    """Watch it until it had ``RAN_S`` of a core, by a clock that counts nothing else."""
+    clock = SimpleNamespace(monotonic=lambda: began + cpu_s(pid), sleep=time.sleep)
+    for window_s in (0.5, 1, 2, 4, 8, 16):
+        before = cpu_s(pid)
+        began = time.monotonic() - before
+        with monkeypatch.context() as patch:
+            patch.setattr(syscalls, "time", clock)
+            data = collect(pid, evidence, use_strace, window_s)
+        if cpu_s(pid) - before >= 2 * RAN_S:
             break
     return data
 
@@ -42,11 +56,11 @@ def assert_runs_untraced(pid: int) -> None:
 
 
 @pytest.mark.parametrize("use_strace", METHODS)
-def test_a_spinning_process_spins_in_user_space(start_victim, evidence, use_strace):
+def test_a_spinning_process_spins_in_user_space(start_victim, evidence, use_strace, monkeypatch):
     victim = start_victim("spinning")
     # Its main thread gets to its read only once the spinning thread lends it the GIL.
     assert wait_until(lambda: [*waiting_threads(victim.pid)[2].values()] == ["read"], 10)
-    data = collect_with_a_core(victim.pid, evidence, use_strace)
+    data = collect_while_it_runs(victim.pid, evidence, use_strace, monkeypatch)
     assert data.verdict == "spinning-in-user-space", data.why
     assert data.method == ("strace" if use_strace else "proc")
     assert data.user_pct > 10 * data.system_pct
@@ -89,7 +103,7 @@ def test_a_stubborn_strace_is_ended_and_the_target_runs_on(
     stubborn = tmp_path / "strace"
     stubborn.write_text(f'#!/bin/sh\nexec {real} -I 4 "$@"\n')
     stubborn.chmod(0o755)
-    monkeypatch.setattr(_strace, "DETACH_S", 0.2)
+    monkeypatch.setattr(syscalls, "DETACH_S", 0.2)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     data = collect(victim.pid, evidence, use_strace=True, window_s=0.2)
     assert (data.method, data.total) == ("proc", None)
@@ -131,7 +145,7 @@ def test_strace_says_why_it_was_refused(start_victim, tmp_path, monkeypatch):
     refused.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(StraceRefused, match="CAP_SYS_PTRACE"):
-        _strace.count_calls(victim.pid, 0.2)
+        syscalls.count_calls(victim.pid, 0.2)
 
 
 def test_a_gone_process_is_unavailable(start_victim, evidence):
@@ -231,9 +245,9 @@ def test_polling_threads_beside_it_do_not_hide_a_spin():
 
 
 @needs_strace
-def test_the_busiest_thread_is_counted_alone_where_others_poll(start_victim, evidence):
+def test_the_busiest_thread_is_counted_alone_where_others_poll(start_victim, evidence, monkeypatch):
     victim = start_victim("spinning-beside-a-poller")
-    data = collect_with_a_core(victim.pid, evidence, use_strace=True)
+    data = collect_while_it_runs(victim.pid, evidence, True, monkeypatch)
     assert data.verdict == "spinning-in-user-space", data.why
     assert data.total > 200 * data.window_s
     assert_runs_untraced(victim.pid)

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from fake_server import STREAM_HEAD, completion, delta, http, serving
 from hypothesis import HealthCheck, given, settings, strategies as st
-from mmrepro.case.barriers import Barriers, Time
 from mmrepro.case.model import Barrier, Message, Operation
-from mmrepro.case.sending import Sending, leave_at
+from mmrepro.case.sending import Barriers, Sending, Time, leave_at
 from mmrepro.evidence import RequestRecord
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.play.observing import blocks

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, entry, har, shown, write
 from mmrepro.capture import anonymise, read
-from mmrepro.capture.made_up import MadeUp
-from mmrepro.capture.prefixes import common, places
-from mmrepro.capture.vocabulary import Vocabulary
+from mmrepro.capture.anonymise import MadeUp
+from mmrepro.capture.texts import Vocabulary, common, places
 from mmrepro.errors import UsageError
 
 WORD = re.compile(r"[^\W\d_]{4,}")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
-from mmrepro.capture import bounded, read
-from mmrepro.capture.bounded import CUT, BadJson, events
+from mmrepro.capture import parsing as bounded, read
+from mmrepro.capture.parsing import CUT, BadJson, events
 from mmrepro.errors import UsageError
 
 MIB = 1 << 20
@@ -169,7 +169,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
 def test_a_batch_line_that_is_too_long_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmrepro.capture.lines.MAX_LINE", 3000)
+    monkeypatch.setattr("mmrepro.capture.parsing.MAX_LINE", 3000)
     told = [
         {"custom_id": "a", "url": "/v1/chat/completions", "body": chat("x" * n)} for n in (9000, 9)
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from made_up_har import SERVER, write
 from mmrepro.capture import Captured, read
-from mmrepro.capture.printed import TEXT
+from mmrepro.capture.parsing import TEXT
 from mmrepro.case.bodies import body
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import Operation

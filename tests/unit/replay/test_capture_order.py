@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hypothesis import given, strategies as st
-from mmrepro.capture.order import Span, Waits, in_order, waits
+from mmrepro.capture.heard import Span, Waits, in_order, waits
 
 SPANS = st.lists(
     st.builds(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
 from mmrepro.capture import Captured, Contents, anonymise, read, scale
-from mmrepro.capture.prefixes import common
+from mmrepro.capture.texts import common
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import (
     Case,

@@ -22,8 +22,9 @@ from mmrepro.case.model import (
     Tiles,
 )
 from mmrepro.case.pictures import pictures
-from mmrepro.collide import interpreter
-from mmrepro.collide.search import Place, identify
+from mmrepro.collide import worker
+from mmrepro.collide.search import identify
+from mmrepro.collide.worker import Place
 from mmrepro.errors import EngineStartError, InfrastructureError
 from mmrepro.incident.replay import FindingClass
 from mmrepro.scenario import Finding, Truth
@@ -185,7 +186,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         folder = write_engine(tmp_path / "engine", pad=pad)
         env = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
         place = Place("sglang", "0.0", "cpu", Path(sys.executable), env, folder / "model")
-        monkeypatch.setattr(interpreter, "place_for", lambda *_, **__: place)
+        monkeypatch.setattr(worker, "place_for", lambda *_, **__: place)
         return place
 
     return made
@@ -225,7 +226,7 @@ def test_one_pad_value_of_two_pictures_is_recognised(tmp_path: Path, engine: Any
 def test_the_layout_explains_it_without_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interpreter, "place_for", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr(worker, "place_for", lambda *_, **__: pytest.fail("it was asked"))
     one = failure(asks("r1", "W", "'a"), asks("r2", "T", "'a"), server=OLD)
     assert collides(one).truth is Truth.NOT_MET
     for more in (
@@ -244,7 +245,7 @@ def test_an_engine_that_cannot_be_asked_leaves_it_open(
     def none(*_: object, **__: object) -> Place:
         raise error
 
-    monkeypatch.setattr(interpreter, "place_for", none)
+    monkeypatch.setattr(worker, "place_for", none)
     found = collides(failure(asks("r1", "N", "'a"), asks("r2", "T", "'a"), server=OLD))
     assert (found.truth, "no wheel" in found.observed) == (Truth.UNKNOWN, True)
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 
 from mmrepro.history.ledger import History
 from mmrepro.history.quarantine import Entry, Quarantine
@@ -21,8 +22,10 @@ from mmrepro.incident.ledger import (
     Planned,
 )
 from mmrepro.records import Fidelity, HostFacts, Moment
-from mmrepro.reports.night_terminal import print_night
-from mmrepro.reports.night_view import NightView, night_view
+from mmrepro.reports.blocks import Block
+from mmrepro.reports.documents import render
+from mmrepro.reports.nightly import KIND, NightView, compose
+from mmrepro.reports.terminal import print_blocks, print_page
 from mmrepro.signature import Outcome, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -249,7 +252,7 @@ def one_night(*squares: tuple[Cell, Outcome | None, list[Attempt]], **more: str)
 
 
 def shown(history: History, quarantine: Quarantine = NONE) -> NightView:
-    return night_view(history, history.nights[-1], quarantine)
+    return NightView(history, history.nights[-1], quarantine)
 
 
 def runs_of(c: Cell, expected: Outcome | None, *outcomes: Outcome | None) -> list[Attempt]:
@@ -258,7 +261,17 @@ def runs_of(c: Cell, expected: Outcome | None, *outcomes: Outcome | None) -> lis
     ]
 
 
-def on_terminal(night: NightView, width: int = 160) -> str:
+def on_terminal(blocks: NightView | list[Block], width: int = 160) -> str:
+    """All sections of a nightly run, or some blocks."""
     console = Console(file=io.StringIO(), width=width)
-    print_night(night, console)
+    if isinstance(blocks, NightView):
+        print_page(compose(blocks), console, full=True)
+    else:
+        print_blocks(blocks, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+markdown = partial(render, KIND, format="md")
+html = partial(render, KIND, format="html")
+junit = partial(render, KIND, format="junit")
+as_json = partial(render, KIND, format="json")

@@ -29,7 +29,7 @@ from hostile import HOSTILE, plant
 from made_up_replay import operation
 from mmrepro.case.model import Case
 from mmrepro.cli.app import app
-from mmrepro.cli.replay import exit_code
+from mmrepro.cli.bisect import exit_code
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import (
     FUZZ_FILE,

@@ -13,20 +13,21 @@ from mmrepro.history.ledger import History
 from mmrepro.history.quarantine import Quarantine
 from mmrepro.history.states import State
 from mmrepro.incident.ledger import Event, EventKind, NightState, Planned
-from mmrepro.reports.night_json import night_json
-from mmrepro.reports.night_junit import render_night_junit
-from mmrepro.reports.night_markdown import render_night_markdown
-from mmrepro.reports.night_view import affects
-from mmrepro.reports.night_words import STATE_WORDS, Standing
+from mmrepro.reports.blocks import Table, words
+from mmrepro.reports.grid import LOOKS, Standing, affects
+from mmrepro.reports.nightly import compose
 from mmrepro.signature import Outcome
 from night_samples import (
     FIRST,
     HEALTHY,
     REPRODUCED,
+    as_json,
     attempt,
     cell,
     excused,
     history_of,
+    junit,
+    markdown,
     night,
     on_terminal,
     one_night,
@@ -57,24 +58,24 @@ def test_every_format_counts_every_cell_once(
     known = [("ghost-key-eviction", f"0.{n}.0") for n, (_, _, k) in enumerate(plan) if k]
     made = shown(history, excused(*known))
     assert sum(made.states.values()) == sum(made.standings.values()) == len(plan)
-    document = json.loads(night_json(made))
+    document = json.loads(as_json(made))
     assert document["counts"]["states"] == {s.value: made.states[s] for s in State}
     assert Counter(c["standing"] for c in document["cells"]) == +Counter(
         document["counts"]["standings"]
     )
     for state in State:
-        told = f"{made.states[state]} {STATE_WORDS[state]}"
-        assert (told in made.counts) == bool(made.states[state])
+        text = f"{made.states[state]} {LOOKS[state].word}"
+        assert (text in compose(made).counts) == bool(made.states[state])
     for standing in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED):
-        assert (f"{made.standings[standing]} " in made.headline.label) == bool(
+        assert (f"{made.standings[standing]} " in made.badge.label) == bool(
             made.standings[standing]
         )
-    suite = ET.fromstring(render_night_junit(made))
+    suite = ET.fromstring(junit(made))
     red = made.standings[Standing.SURPRISE] + made.standings[Standing.FLAKY]
     assert int(suite.attrib["failures"]) == red
     assert int(suite.attrib["errors"]) == made.states[State.LOST] + made.states[State.MISSING]
     assert int(suite.attrib["tests"]) == len(plan)
-    if made.headline.tone == "good":
+    if made.badge.tone == "good":
         assert not red
         assert not made.standings[Standing.UNTESTED]
 
@@ -118,8 +119,8 @@ def test_lost_and_missing_are_never_green() -> None:
             (fine, HEALTHY, runs_of(fine, HEALTHY, HEALTHY)),
         )
     )
-    assert made.headline.label == "2 untested"
-    assert made.headline.tone == "unsure"
+    assert made.badge.label == "2 untested"
+    assert made.badge.tone == "unsure"
     assert not any(s.quarantine for s in made.squares)
     assert "∅" in on_terminal(made)
 
@@ -131,7 +132,7 @@ def test_an_event_that_is_bad_turns_a_night_red_that_was_expected() -> None:
     )
     history = one_night((c, REPRODUCED, runs_of(c, REPRODUCED, REPRODUCED)))
     history.take(event)
-    assert shown(history).headline.tone == "bad"
+    assert shown(history).badge.tone == "bad"
 
 
 def test_a_flaky_cell_shows_how_often_and_the_interval() -> None:
@@ -139,9 +140,14 @@ def test_a_flaky_cell_shows_how_often_and_the_interval() -> None:
     outcomes = [REPRODUCED, HEALTHY, REPRODUCED]
     made = shown(one_night((c, REPRODUCED, runs_of(c, REPRODUCED, *outcomes))))
     [square] = made.squares
-    assert square.ratio == "2/3"
+    assert square.mark == "≈2/3"
     assert square.words == "flaky: 2 of 3 reproduced (21–94 %)"
-    assert "reproduced, not reproduced, reproduced" in render_night_markdown(made)
+    [flaky] = [s for s in compose(made).sections if s.title == "Flaky (1)"]
+    [runs] = flaky.blocks
+    assert isinstance(runs, Table)
+    assert [words(row.cells[3]) for row in runs.rows] == [
+        "1, planned: reproduced", "2, planned: not reproduced", "3, planned: reproduced"
+    ]  # fmt: skip
 
 
 def test_releases_stand_in_the_order_of_their_versions() -> None:
@@ -181,8 +187,8 @@ def test_affected(specifier: str, release: str, inside: bool) -> None:
 def test_a_night_that_is_not_whole_says_so_first() -> None:
     records = [night("n", state=NightState.INTERRUPTED), Planned(night="n", cell=cell())]
     made = shown(history_of(records))
-    assert made.warning == "This night is interrupted; 1 of 1 cells did not run."
-    assert render_night_markdown(made).index(made.warning) < 200
+    assert made.warning == "This nightly run is interrupted; 1 of 1 job did not run."
+    assert markdown(made).index(made.warning) < 200
     assert made.warning in on_terminal(made)
 
 
@@ -193,14 +199,14 @@ def test_what_is_wrong_with_the_quarantine_is_said_everywhere() -> None:
     )
     made = shown(one_night((c, HEALTHY, runs_of(c, HEALTHY, REPRODUCED))), Quarantine((expired,)))
     assert made.squares[0].standing is Standing.SURPRISE
-    for text in (render_night_markdown(made), on_terminal(made), night_json(made)):
+    for text in (markdown(made), on_terminal(made), as_json(made)):
         assert "expired on 2026-01-01 and counts no more" in text
 
 
 def test_the_first_night_has_nothing_to_compare_with() -> None:
     made = shown(realistic(nights=1))
     assert made.before == ""
-    assert "the first night" in render_night_markdown(made).splitlines()[0]
+    assert made.changes == "6 events in the first nightly run of this ledger"
 
 
 def test_events_are_found_where_the_ledger_has_none_yet() -> None:
@@ -228,10 +234,10 @@ def two_nights(then: Outcome | None, now: Outcome | None) -> History:
 def test_a_cell_that_is_known_again_is_told_though_it_is_no_event() -> None:
     made = shown(two_nights(None, HEALTHY))
     assert not made.events
-    assert made.changes == "no bug came or went since night m"
+    assert made.changes == "no bug came or went since m"
     assert made.shifts == ["1 × lost → not reproduced", "1 × not planned any more"]
-    for text in (render_night_markdown(made), on_terminal(made)):
-        assert "Otherwise than in night m, and no event: 1 × lost → not reproduced" in text
+    for text in (markdown(made), on_terminal(made)):
+        assert "Otherwise than in m, and no event: 1 × lost → not reproduced" in text
 
 
 def test_an_event_is_not_told_twice() -> None:
@@ -244,6 +250,6 @@ def test_nothing_changed_is_said_only_where_nothing_did() -> None:
     history = two_nights(HEALTHY, HEALTHY)
     history.nights[-1].planned[cell("0.22.0").id] = Planned(night="n", cell=cell("0.22.0"))
     made = shown(history)
-    assert made.changes == "nothing changed since night m"
-    assert not made.shifted
-    assert "every cell came out as in night m" in render_night_markdown(made)
+    assert made.changes == "nothing changed since m"
+    assert not made.shifts
+    assert "every job came out as in m" in markdown(made)

@@ -5,27 +5,37 @@ from __future__ import annotations
 import io
 import json
 import xml.etree.ElementTree as ET
-from collections import Counter
-from datetime import datetime
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from made_nights import night as night_of, written
+from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import Cell, Event, EventKind, Lost
 from mmrepro.records import Fidelity
-from mmrepro.reports.night import write_night
-from mmrepro.reports.night_json import history_json, night_json
-from mmrepro.reports.night_junit import render_night_junit
-from mmrepro.reports.night_markdown import LIMIT, render_night_markdown
-from mmrepro.reports.night_square import report_href
-from mmrepro.reports.night_terminal import print_events, print_history
+from mmrepro.reports.blocks import Table
+from mmrepro.reports.documents import document_json, kind_of
+from mmrepro.reports.grid import outcome_words, report_href
+from mmrepro.reports.night_json import NightDocument, history_document
+from mmrepro.reports.nightly import (
+    KIND,
+    MARKDOWN_BYTES,
+    compose,
+    events_table,
+    history_blocks,
+    write_night,
+)
+from mmrepro.reports.terminal import LINES, print_page
 from night_samples import (
     HEALTHY,
     NONE,
     REPRODUCED,
+    as_json,
     attempt,
     cell,
     excused,
+    junit,
+    markdown,
     on_terminal,
     one_night,
     realistic,
@@ -48,73 +58,50 @@ def test_the_step_summary_fits_whatever_the_size() -> None:
         squares.append((c, HEALTHY, [run]))
     history = one_night(*squares)
     history.take(Event(night="n", what=EventKind.NEW_RELEASE, identity="x", text="a new one"))
-    made = shown(history)
-    text = render_night_markdown(made)
-    assert 0.5 * LIMIT < len(text.encode()) < LIMIT
-    assert "10000 not as expected" in text[:1000].lower()
-    assert "more of 10000 rows were cut here" in text
-    assert "Left out, this page being full: vllm: scenarios × releases" in text
-    small = render_night_markdown(made, limit=5000)
-    assert len(small.encode()) <= 5000
-    assert small.startswith("# Night n")
-
-
-@given(limit=st.integers(1500, 12_000))
-@settings(max_examples=30, deadline=None)
-def test_it_is_never_longer_than_asked(limit: int) -> None:
-    text = render_night_markdown(REALISTIC, limit)
-    assert len(text.encode()) <= limit
-    for line in (ln for ln in text.splitlines() if ln.startswith("|")):
-        assert line.endswith("|")
+    text = markdown(shown(history))
+    assert len(text.encode()) < MARKDOWN_BYTES
+    assert "**10000 NOT AS EXPECTED**" in text[:1000]
+    assert "9880 more of 10000 rows are not shown here" in text
 
 
 REALISTIC = shown(realistic(), excused(("shape-alias", "0.5.17")))
 
 
-def test_the_summary_tells_changes_before_all_else() -> None:
-    text = render_night_markdown(REALISTIC)
-    titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert titles == [
-        "What changed", "Not as expected (3)", "Flaky (1)",
-        "Untested: nothing was learnt of these (3)", "lmdeploy: scenarios × releases",
-        "minivllm: scenarios × releases", "sglang: scenarios × releases",
-        "vllm: scenarios × releases", "Quarantine: these run, and turn nothing red",
-        "How it was run", "Next",
+def test_the_page_has_every_part() -> None:
+    page = compose(REALISTIC)
+    assert [section.title for section in page.shown] == [
+        "Scenarios × releases", "What changed", "Not as expected (3)", "Flaky (1)", "Untested (3)",
+        "Quarantine", "Over the nightly runs", "Every run", "Set-up", "Repeat",
     ]  # fmt: skip
-    assert text.index("**bug returned**") < text.index("**fixed**") < text.index("**new release**")
-    assert "| **✘ !** |" in text
-    assert "| [✔ q] |" in text
-    assert "2026-12-01" in text
+    assert (page.badge.label, page.badge.tone) == ("3 not as expected, 1 flaky, 3 untested", "bad")
+    [changes] = [s.blocks[0] for s in page.sections if s.title == "What changed"]
+    assert isinstance(changes, Table)
+    assert [row.status for row in changes.rows] == [
+        "bug returned", "different failure", "drift", "coverage lost", "fixed", "new release"
+    ]  # fmt: skip
+    assert "incidents/" in markdown(REALISTIC)
+    assert "](<" not in markdown(REALISTIC), "in a step summary a link leads nowhere"
 
 
-def test_junit_is_as_ci_wants_it() -> None:
-    """The order and names that its schema has: properties once, first, in a suite."""
-    root = ET.fromstring(render_night_junit(REALISTIC))
-    assert root.tag == "testsuites"
-    names = []
-    for suite in root:
-        assert suite.tag == "testsuite"
-        assert [child.tag for child in suite][:2] == ["properties", "testcase"]
-        assert {child.tag for child in suite[1:]} == {"testcase"}
-        assert {child.tag for child in suite[0]} == {"property"}
-        counted = Counter(result.tag for case in suite[1:] for result in case)
-        for kind, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-            assert int(suite.attrib[plural]) == counted[kind]
-        assert int(suite.attrib["tests"]) == len(suite) - 1
-        assert datetime.fromisoformat(suite.attrib["timestamp"])
-        for case in suite[1:]:
-            names.append((case.attrib["classname"], case.attrib["name"]))
-            assert float(case.attrib["time"]) >= 0
-            assert {c.tag for c in case} <= {"failure", "error", "skipped", "system-out"}
-            assert all("message" in c.attrib for c in case if c.tag != "system-out")
-    assert len(set(names)) == len(names) == len(REALISTIC.squares)
+def test_the_end_screen_has_at_most_twenty_rows(golden: Callable[[str, str], None]) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    print_page(compose(REALISTIC), console, "nights/dashboard.html")
+    golden("nightly.txt", out.getvalue())
+    assert len(out.getvalue().splitlines()) <= LINES
+
+
+def test_junit_has_a_case_for_each_job() -> None:
+    root = ET.fromstring(junit(REALISTIC))
+    names = {(case.attrib["classname"], case.attrib["name"]) for case in root.iter("testcase")}
+    assert len(names) == len(REALISTIC.squares)
     assert {s.attrib["name"] for s in root} == {
         f"mmrepro.{s.cell.scenario}" for s in REALISTIC.squares
     }
 
 
-def test_junit_tells_every_run_and_why_it_is_red() -> None:
-    root = ET.fromstring(render_night_junit(REALISTIC))
+def test_junit_has_every_run_and_why_it_is_red() -> None:
+    root = ET.fromstring(junit(REALISTIC))
     cases = {c.attrib["name"].rpartition(" [")[0]: c for c in root.iter("testcase")}
     back = cases["vllm 0.33.0 cpu: ghost-key-eviction"]
     [failure] = back.findall("failure")
@@ -133,11 +120,8 @@ def test_junit_tells_every_run_and_why_it_is_red() -> None:
 
 
 def test_the_document_for_machines_is_stable() -> None:
-    document = json.loads(night_json(REALISTIC))
-    assert list(document) == [
-        "schema_version", "night", "before", "headline", "counts", "shifts", "notes", "events",
-        "cells", "warning", "concerns", "nights",
-    ]  # fmt: skip
+    document = json.loads(as_json(REALISTIC))
+    NightDocument.model_validate(document)
     [back] = [
         c for c in document["cells"]
         if (c["scenario"], c["release"], c["mitigations"]) == ("ghost-key-eviction", "0.33.0", [])
@@ -160,7 +144,9 @@ def test_the_document_for_machines_is_stable() -> None:
 
 
 def test_history_of_a_cell_skips_nights_without_it() -> None:
-    document = json.loads(history_json(realistic(nights=3), "ghost-key-eviction"))
+    document = json.loads(
+        document_json(history_document(realistic(nights=3), "ghost-key-eviction"))
+    )
     assert {c["scenario"] for c in document["cells"]} == {"ghost-key-eviction"}
     new = [c for c in document["cells"] if c["release"] == "0.33.0"]
     assert [len(c["nights"]) for c in new] == [1, 1]
@@ -168,39 +154,29 @@ def test_history_of_a_cell_skips_nights_without_it() -> None:
     assert [n["night"] for n in old["nights"]] == document["nights"]
 
 
-def test_the_terminal_tells_rows_by_ranges_of_releases() -> None:
-    told = on_terminal(REALISTIC)
-    assert "✔ 0.11.0–0.13.0 (3), ✘ 0.14.0–0.23.0 (6), ✔ 0.24.0–0.32.0 (5), ✘ ! 0.33.0" in told
-    assert "every run: reproduced, reproduced, reproduced" in told
-    assert told.index("bug returned") < told.index("Not as expected (3)")
-    assert "until 2026-12-01" in told
+def test_rows_are_shown_by_ranges_of_releases() -> None:
+    text = on_terminal(REALISTIC)
+    assert "✔ 0.11.0–0.13.0 (3), ✘ 0.14.0–0.23.0 (6), ✔ 0.24.0–0.32.0 (5), ✘ ! 0.33.0" in text
+    assert "✔ q 0.5.17" in text
+    assert "≈3/4 0.1" in text
+    assert "2026-12-01" in text
 
 
 def test_history_on_a_terminal() -> None:
-    console = Console(file=io.StringIO(), width=160)
-    print_history(realistic(nights=4), console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = on_terminal(history_blocks(realistic(nights=4))).splitlines()
     assert any("ghost-key-eviction  " in ln and "===!" in ln for ln in lines)
     assert any("kv-growth-crash  " in ln and "===∅" in ln for ln in lines)
     assert any("borrowed-faults" in ln and "≈≈≈≈" in ln for ln in lines)
-    console = Console(file=io.StringIO(), width=160)
-    print_history(realistic(nights=4), console, "ghost-key-eviction")
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = on_terminal(history_blocks(realistic(nights=4), "ghost-key-eviction")).splitlines()
     assert any("ghost-key-eviction on 0.33.0" in ln and "___✘" in ln for ln in lines)
-    console = Console(file=io.StringIO(), width=160)
-    print_history(realistic(nights=1), console, "nothing")
-    assert "has a cell of nothing" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "has a job of nothing" in on_terminal(history_blocks(realistic(nights=1), "nothing"))
 
 
 def test_what_changed_between_two_nights() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    print_events(REALISTIC.events, console, "a", "b")
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert lines[0] == "6 changes from night a to b"
-    assert lines[1].startswith("  bug returned: ghost-key-eviction is back")
-    console = Console(file=io.StringIO(), width=200)
-    print_events([], console, "a", "b")
-    assert "Nothing changed from night a to b" in console.file.getvalue()  # type: ignore[attr-defined]
+    [changes] = events_table([*reversed(REALISTIC.events)])
+    assert isinstance(changes, Table)
+    assert [row.status for row in changes.rows][:2] == ["bug returned", "different failure"]
+    assert not events_table([])
 
 
 @pytest.mark.parametrize(
@@ -216,16 +192,31 @@ def test_only_what_lies_below_is_linked(folder: str, href: str) -> None:
     assert report_href(None) == ""
 
 
+def test_the_summary_in_docs_is_what_its_ledger_gives(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[3] / "docs/nightly"
+    history = read(docs)
+    write_night(history, history.nights[-1], tmp_path, NONE)
+    again = "mmrepro matrix report docs/nightly --write docs/nightly"
+    assert (tmp_path / "night.md").read_text() == (docs / "night.md").read_text(), again
+
+
 def test_files_are_written_whole(tmp_path: Path) -> None:
     history = realistic(nights=2)
     paths = write_night(history, history.nights[-1], tmp_path / "M", NONE)
-    assert [p.name for p in paths] == ["night.md", "junit.xml", "dashboard.html"]
+    assert [p.name for p in paths] == ["night.md", "dashboard.html", "junit.xml"]
     assert all(p.read_text() for p in paths)
     assert sorted(p.name for p in (tmp_path / "M").iterdir()) == sorted(p.name for p in paths)
+
+
+def test_a_ledger_has_a_report_of_its_newest_night(tmp_path: Path) -> None:
+    written(tmp_path, night_of(1, {cell(): "r"}), night_of(2, {cell(): "r"}))
+    kind = kind_of(tmp_path)
+    assert kind is KIND
+    assert kind.load(tmp_path).runs.night.id == "n2"
 
 
 def test_the_kinds_of_loss_are_told_apart() -> None:
     c = cell()
     run = attempt(c, "n", 1, None, lost=Lost.UNLOADABLE, fidelity=Fidelity.CPU)
     [square] = shown(one_night((c, HEALTHY, [run]))).squares
-    assert square.runs == "lost (unloadable)"
+    assert outcome_words(square.attempts[0]) == "lost (unloadable)"

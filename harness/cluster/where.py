@@ -1,0 +1,100 @@
+"""Where the runs of a command are made: on this machine, or on those of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrepro.campaign.disk import Bound
+from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.provisions import Provisions, Say
+from mmrepro.campaign.trial import TrialOptions, Trials
+from mmrepro.campaign.work import Places
+from mmrepro.errors import UsageError
+from mmrepro.evidence import Event
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.evidence.recorder import Listener
+from mmrepro.machine.gpu import free_devices, read_gpus
+from mmrepro.play.players import Players
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a command's runs are made.
+
+    Attributes:
+        jobs: at a time on this machine.
+        cluster: Ray, connected to one; None: this machine.
+    """
+
+    jobs: int = 1
+    cluster: Any = None
+
+    def places(
+        self,
+        say: Say,
+        options: TrialOptions,
+        *,
+        device: str = "cpu",
+        disk: int | None = None,
+        kept: Path | None = None,
+        needs: Mapping[str, Any] | None = None,
+    ) -> Places:
+        """The places, for orders of any kind.
+
+        Args:
+            device: of the runs. Each of those on "cuda" takes a GPU for itself.
+            disk: bytes that the campaign may add to the disk of each machine; None: no bound.
+            kept: the file that remembers what it added to this one's.
+            needs: what Ray is asked for, for each order: ``cpus``, ``gpus``, ``memory``.
+        """
+        if self.cluster is not None:
+            from mmrepro.cluster.machines import Machines, Needs
+            from mmrepro.cluster.remote import Engines
+
+            return Machines(self.cluster, Engines(options, disk), Needs(**(needs or {})), say)
+        bound = Bound(disk, kept) if disk is not None and kept is not None else None
+        jobs = self.jobs
+        if jobs > 1 and device == "cuda" and (free := free_devices(read_gpus())) is not None:
+            jobs = min(jobs, max(1, free))
+            if jobs < self.jobs:
+                say(
+                    f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each run takes one."
+                )
+        provisions, players = Provisions(options, bound, say), Players(_builds(say))
+        return LocalPlaces(Trials(options), provisions, jobs, options.machine, players=players)
+
+
+def _builds(say: Say) -> Listener:
+    """Reports the environments that are built."""
+
+    def built(event: Event) -> None:
+        if event.source in (BUILD, BUILD_NOTICE):
+            say(event.text)
+
+    return built
+
+
+@contextlib.contextmanager
+def placed(jobs: int | None, ray: str) -> Iterator[Where]:
+    """Where the runs of a command are made that was typed with ``--jobs`` and ``--ray``.
+
+    Raises:
+        UsageError: both were given, Ray is not installed, or the address is none.
+        InfrastructureError: no cluster answers there.
+    """
+    if not ray:
+        yield Where(jobs or 1)
+        return
+    from mmrepro.cluster.machines import connected
+
+    if jobs:
+        raise UsageError(
+            "--jobs is for one machine: those of a cluster work on one environment each.",
+            hint="leave out --jobs, or --ray",
+        )
+    with connected(ray) as cluster:
+        yield Where(cluster=cluster)

@@ -1,0 +1,588 @@
+"""A nightly run as a page: what changed, what is not as expected, scenarios × releases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mmrepro.base.units import duration
+from mmrepro.history.events import events as find_events
+from mmrepro.history.ledger import History, NightRuns, read
+from mmrepro.history.quarantine import Quarantine
+from mmrepro.history.states import VERDICTS, State, settle
+from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
+from mmrepro.reports import grid as drawn
+from mmrepro.reports.blocks import (
+    Badge,
+    Block,
+    Facts,
+    Fence,
+    Inline,
+    Page,
+    Paragraph,
+    Picture,
+    Row,
+    Section,
+    Span,
+    Table,
+    Tone,
+    Warning,
+    bullets,
+    code,
+    columns,
+    count,
+    folded,
+    link,
+    strong,
+    table,
+    toned,
+)
+from mmrepro.reports.documents import Kind, render, replace_file, write
+from mmrepro.reports.grid import (
+    EVENTS,
+    LOOKS,
+    Column,
+    Point,
+    Square,
+    Standing,
+    grids_of,
+    letters,
+    outcome_words,
+    report_href,
+    state_words,
+)
+from mmrepro.reports.junit import Case, How, Suite
+from mmrepro.reports.words import FIDELITY_WORDS, sane
+from mmrepro.text.sanitize import clip, plain
+
+if TYPE_CHECKING:
+    from mmrepro.reports.night_json import NightDocument
+
+MARKDOWN_FILE: Final = "night.md"
+HTML_FILE: Final = "dashboard.html"
+JUNIT_FILE: Final = "junit.xml"
+MARKDOWN_BYTES: Final = 900_000
+"""GitHub refuses a step summary of more than 1 MiB."""
+NIGHTS: Final = 14
+"""In the trend: the newest ones."""
+_RUNS: Final = columns(
+    *("scenario:name", "release:name", "all its runs", "each run:name"),
+    *("what it reports, and its incident", "took:number", "machine", "key:name"),
+)
+NIGHT_WORDS: Final[dict[NightState, str]] = {
+    NightState.RUNNING: "still running, or killed",
+    NightState.COMPLETE: "complete",
+    NightState.INTERRUPTED: "interrupted",
+    NightState.OUT_OF_TIME: "out of time",
+}
+
+
+class NightView:
+    """A nightly run with what the runs before show. Every square has one state and one standing.
+
+    Attributes:
+        before: id of the nightly run before; empty: it is the first.
+        history: the ledger until this nightly run, which is its newest.
+        excused: the quarantine; its entries count by the day of the run.
+        folder: where reports of its runs may lie; None: nothing is linked.
+        shifts: what came out otherwise than in the run before and is no event.
+        notes: what is wrong with the quarantine: expired entries, those of no job.
+    """
+
+    def __init__(
+        self, history: History, runs: NightRuns, excused: Quarantine, folder: Path | None = None
+    ) -> None:
+        before = history.before(runs.night)
+        self.runs, self.excused, self.folder = runs, excused, folder
+        self.before = before[-1].night.id if before else ""
+        self.history = History([*before, runs])
+        self.events = sorted(runs.events or find_events(history, runs), key=_importance)
+        of_cell: dict[str, list[Event]] = {}
+        for event in self.events:
+            of_cell.setdefault(event.cell, []).append(event)
+        self.grids = grids_of(_squares(runs, excused, of_cell))
+        self.squares = [square for grid in self.grids for square in grid.squares]
+        self.trend: list[Point] = []
+        for past in [*before[-(NIGHTS - 1) :], runs]:
+            self._add(past.night.id, self.squares if past is runs else _squares(past))
+        self.shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
+        self.notes = excused.warnings(runs.cells.values(), runs.night.created.wall)
+        self.states = Counter(square.state for square in self.squares)
+        self.standings = Counter(square.standing for square in self.squares)
+        self.by_id = {square.cell.id: square for square in self.squares}
+
+    def _add(self, night: str, squares: Sequence[Square]) -> None:
+        """Add a nightly run to the trends."""
+        lines: dict[str, list[Square]] = {}
+        for square in squares:
+            lines.setdefault(square.cell.line, []).append(square)
+        self.trend.append(Point(night, squares))
+        for row in (row for grid in self.grids for row in grid.rows):
+            row.trend.append(Point(night, lines.get(row.planned.cell.line, ())))
+
+    def standing(self, standing: Standing) -> list[Square]:
+        return [square for square in self.squares if square.standing is standing]
+
+    def href(self, attempt: Attempt | None) -> str:
+        """Address of a run's report that is there, from the folder; empty for all others."""
+        address = report_href(attempt)
+        return address if self.folder and address and (self.folder / address).is_file() else ""
+
+    @cached_property
+    def badge(self) -> Badge:
+        counts = self.standings
+        parts = [
+            f"{counts[s]} {s.words}"
+            for s in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED)
+            if counts[s]
+        ]
+        tones = {EVENTS[event.what][1] for event in self.events}
+        unsure: Tone = "unsure" if parts or "unsure" in tones or not self.squares else "good"
+        tone: Tone = "bad" if counts[Standing.SURPRISE] or "bad" in tones else unsure
+        label = "All as expected" if tone == "good" else "As expected, but changed"
+        if parts or not self.squares:
+            label = ", ".join(parts) or "Nothing planned"
+        return Badge(label, tone, NIGHT_WORDS[self.runs.night.state])
+
+    @property
+    def changes(self) -> str:
+        found = len(self.events)
+        if not self.before:
+            first = "first nightly run of this ledger"
+            return f"{count(found, 'event')} in the {first}" if found else f"the {first}"
+        nothing = "no bug came or went" if self.shifts else "nothing changed"
+        return f"{count(found, 'change') if found else nothing} since {self.before}"
+
+    @property
+    def scale(self) -> str:
+        """How much was run."""
+        runs = self.runs.attempts
+        engines = ", ".join(grid.engine for grid in self.grids) or "nothing"
+        lines = count(sum(len(grid.rows) for grid in self.grids), "scenario line")
+        releases = count(sum(len(grid.columns) for grid in self.grids), "release")
+        took = duration(sum(run.seconds for run in runs if sane(run.seconds)))
+        return f"{lines} on {releases} of {engines}; {count(len(runs), 'run')}, together {took}."
+
+    @property
+    def warning(self) -> str:
+        """Empty where the nightly run is whole."""
+        state = self.runs.night.state
+        if state is NightState.COMPLETE:
+            return ""
+        missing = self.states[State.MISSING]
+        left = "have no run yet" if state is NightState.RUNNING else "did not run"
+        rest = f"; {missing} of {count(len(self.squares), 'job')} {left}" if missing else ""
+        return f"This nightly run is {NIGHT_WORDS[state]}{rest}."
+
+
+def _importance(event: Event) -> int:
+    return [*EVENTS].index(event.what)
+
+
+def _squares(
+    runs: NightRuns,
+    quarantine: Quarantine | None = None,
+    events: dict[str, list[Event]] | None = None,
+) -> list[Square]:
+    when = runs.night.created.wall
+    made = []
+    for name, planned in runs.planned.items():
+        attempts = runs.attempts_of(name)
+        entry = quarantine.entry_for(planned.cell, when) if quarantine else None
+        known = (events or {}).get(name, ())
+        made.append(Square(planned, settle(attempts), attempts, entry, known))
+    return made
+
+
+def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
+    """How jobs came out in the two nightly runs where they differ and no event says so."""
+    found: Counter[str] = Counter()
+    for name in now.planned.keys() - events:
+        state = LOOKS[settle(now.attempts_of(name)).state].word
+        then = "not planned then"
+        if name in before.planned:
+            then = LOOKS[settle(before.attempts_of(name)).state].word
+        found[f"{then} → {state}"] += then != state
+    found["not planned any more"] = len(before.planned.keys() - now.planned.keys())
+    return [f"{number} × {words}" for words, number in sorted(found.items()) if number]
+
+
+def load(folder: Path) -> NightView:
+    """The newest nightly run of the ledger in ``folder``. Raises BadLedger."""
+    history = read(folder)
+    newest = history.newest or history.night("")  # raises: there is none
+    return NightView(history, newest, Quarantine(), folder)
+
+
+def write_night(
+    history: History, night: NightRuns, folder: Path, quarantine: Quarantine
+) -> list[Path]:
+    """Write ``night.md``, ``junit.xml`` and ``dashboard.html``, each whole or not at all.
+
+    Args:
+        folder: the ledger's, so that the dashboard's squares link to the reports below it; in any
+            other folder those squares are no links.
+
+    Raises:
+        UnwritableOutput: a file could not be written; one that was there before is untouched.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    view = NightView(history, night, quarantine, folder)
+    replace_file(folder / JUNIT_FILE, render(KIND, view, "junit"))
+    return [*write(KIND, view, folder), folder / JUNIT_FILE]
+
+
+# ---------------------------------------------------------------------------------- the page
+
+
+def compose(night: NightView) -> Page:
+    record = night.runs.night
+    shard = f", shard {record.shard}" if record.shard else ""
+    odd = [s for how in (Standing.SURPRISE, Standing.FLAKY) for s in night.standing(how)]
+    repeats = [
+        (f"to repeat {s.cell.row} on {s.place}", s.deciding.command)
+        for s in odd[:20]
+        if s.deciding and s.deciding.command
+    ]
+    again = [block for why, text in repeats for block in (Paragraph(why), Fence(text, "sh"))]
+    untested = night.standing(Standing.UNTESTED)
+    listed = _listed(night, untested)
+    every = _listed(night, night.squares, None)
+    return Page(
+        title=f"Nightly run {record.id}: {night.changes}",
+        badge=night.badge,
+        subject=f"nightly run {record.id}{shard}",
+        warning=Warning(night.warning) if night.warning else None,
+        card=[*_card(night, odd)],
+        counts=[count(len(night.squares), "job"), *state_words(night.squares)],
+        commands=[("to run it again, or go on with it", record.command), *repeats[:2]],
+        sections=[
+            Section("Scenarios × releases", [*_picture(night)], 90),
+            Section("What changed", [*_changes(night)], 99),
+            *_odd(night, Standing.SURPRISE, 98),
+            *_odd(night, Standing.FLAKY, 97),
+            Section(
+                f"Untested ({len(untested)})",
+                folded("Nothing was learnt of these; none counts as good", listed,
+                       open=len(untested) <= 20) if untested else [],
+                95,
+            ),
+            Section("Quarantine", _quarantine(night), 80),
+            Section("Over the nightly runs", [*_trend(night)], 60),
+            Section("Every run", folded(count(len(night.runs.attempts), "run"), every), 10),
+            Section("Set-up", [Facts(_setup(night))], 70),
+            Section("Repeat", folded(count(len(repeats), "command"), again), 65),
+        ],
+        footer=(f"Nightly run {record.id}, {record.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by "
+                f"mmrepro {record.mmrepro_version} from ", code("ledger.jsonl"), "."),
+        wide=True,
+    )  # fmt: skip
+
+
+def _card(night: NightView, odd: Sequence[Square]) -> Iterator[Block]:
+    yield Paragraph((strong(f"{night.changes[:1].upper()}{night.changes[1:]}. "), night.scale))
+    yield from (Paragraph(note, "unsure") for note in night.notes[:3])
+    known = {event.cell for event in night.events}
+    rows: list[Sequence[Inline]] = [
+        (toned(*EVENTS[event.what]), event.text) for event in night.events[:6]
+    ]
+    rows += [
+        (toned(s.standing.words, "bad" if s.odd else "unsure"), f"{s.title}")
+        for s in odd
+        if s.cell.id not in known
+    ][: 6 - len(rows)]
+    yield from table(["change:name", "what"], rows, "the most important changes")
+
+
+def events_table(
+    events: Sequence[Event], link_of: Callable[[Event], tuple[str, str]] = lambda event: ("", "")
+) -> list[Block]:
+    """What changed, most important first. ``link_of``: anchor and report of an event's job."""
+    rows = []
+    for event in sorted(events, key=_importance):
+        word, tone = EVENTS[event.what]
+        anchor, report = link_of(event)
+        both = f"{event.before or '–'} → {event.now or '–'}" if event.before or event.now else ""
+        name = Span(word, "strong", tone, anchor)
+        cells = (name, event.text, both, link("report", report) if report else "")
+        rows.append(Row(cells, status=word, group=event.engine))
+    heads = columns("change:name", "what", "before → now:name", "report:name")
+    return [Table(heads, rows, "what changed")] if rows else []
+
+
+def _changes(night: NightView) -> Iterator[Block]:
+    def link_of(event: Event) -> tuple[str, str]:
+        square = night.by_id.get(event.cell)
+        return (f"#{square.anchor}", night.href(square.deciding)) if square else ("", "")
+
+    yield from (Paragraph(note, "unsure") for note in night.notes[:20])
+    yield from events_table(night.events, link_of)
+    if night.shifts:
+        text = f"Otherwise than in {night.before}, and no event: {', '.join(night.shifts)}."
+        yield Paragraph(text, "soft")
+    elif not night.events and night.before:
+        yield Paragraph(f"Nothing: every job came out as in {night.before}.")
+    elif not night.events:
+        yield Paragraph("This is the first nightly run of this ledger: there is none to compare.")
+
+
+def _odd(night: NightView, standing: Standing, keep: int) -> Iterator[Section]:
+    squares = night.standing(standing)
+    word = standing.words
+    title = f"{word[:1].upper()}{word[1:]} ({len(squares)})"
+    yield Section(title, _listed(night, squares), keep)
+
+
+def _place(square: Square) -> tuple[Span, Span]:
+    """The cells of a job's row and release."""
+    return link(square.cell.row, f"#{square.anchor}"), Span(square.place)
+
+
+def _came(square: Square) -> Span:
+    look = LOOKS[square.state]
+    return toned(f"{look.mark} {square.words}", look.tone)
+
+
+def _listed(
+    night: NightView, squares: Sequence[Square], most: int | None = len(_RUNS) - 2
+) -> list[Block]:
+    """Every run of these jobs; one that did not run has a row as well. ``most``: columns."""
+    rows = []
+    for square in squares:
+        job = (*_place(square), (_came(square), f"; {square.expectation}"))
+        ran: list[tuple[Inline, ...]] = [_run(night, run) for run in square.attempts]
+        rows += [
+            Row((*job, *run)[:most], status=LOOKS[square.state].word, group=square.cell.engine)
+            for run in ran or [("", square.why, "", "", "")]
+        ]
+    return [Table(_RUNS[:most], rows, "runs")] if rows else []
+
+
+def _run(night: NightView, run: Attempt) -> tuple[Inline, ...]:
+    text = run.explanation or run.error
+    return (
+        (f"{run.index}, {run.role}: ", link(outcome_words(run), night.href(run))),
+        (text, " ", code(run.incident)) if run.incident else text,
+        duration(run.seconds),
+        ", ".join(filter(None, [run.machine, *run.gpus])),
+        code(run.key[:14]),
+    )
+
+
+def _picture(night: NightView) -> Iterator[Block]:
+    if not night.grids:
+        return
+    new = {
+        (event.engine, event.release)
+        for event in night.events
+        if event.what in (EventKind.NEW_RELEASE, EventKind.NEW_RELEASE_AFFECTED)
+    }
+    rows = [(row.fidelity, s) for g in night.grids for row in g.rows for s in row.squares.values()]
+    odd = {square.fidelity for usual, square in rows if square.fidelity is not usual}
+    fidelities = [
+        (code(f), f" ({letters(f)} in a square)" * (f in odd) + f": {text.partition(' (')[0]}.")
+        for f, text in FIDELITY_WORDS.items()
+        if any(square.fidelity is f for _, square in rows)
+    ]
+    signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
+    signs += ", ≈k/n flaky: k of n reproduced it; ! not as expected; q in quarantine."
+    yield Picture(drawn.legend(night.squares), [Paragraph(signs)])
+    instead = [
+        block for grid in night.grids for block in (Paragraph(strong(grid.engine)), *grid.table())
+    ]
+    yield Picture(drawn.drawing(night.grids, night.href, new), instead)
+    yield from folded("Fidelities: what the runs were made on", bullets(fidelities))
+
+
+def _quarantine(night: NightView) -> list[Block]:
+    rows = [
+        (*_place(s), _came(s), entry.reason, entry.issue, entry.owner, str(entry.expires))
+        for s in night.squares
+        if (entry := s.quarantine)
+    ]
+    heads = ["scenario:name", "release:name", "came out:name", "reason", "issue", "owner"]
+    heads.append("until:name")
+    return table(heads, rows, "in quarantine: these run, and turn nothing red")
+
+
+def _trend(night: NightView) -> Iterator[Block]:
+    bars = len(night.trend) > 1 and drawn.chart(night.trend)
+    if not bars:
+        yield Paragraph("There is one nightly run so far: a trend begins with the second.")
+        return
+    heads = ["nightly run:name", "jobs:number", "not as expected:number", "took:number"]
+    rows = [(p.night, f"{p.total}", f"{p.surprises}", duration(p.seconds)) for p in night.trend]
+    caption = (
+        "Jobs of each nightly run by state, oldest first; above each bar how many were not as "
+        "expected, quarantined or not; below it, the time of all runs."
+    )
+    yield Picture(bars, table(heads, rows, "nightly runs"), caption)
+    each = [(row.name, g.engine, row.trend[-1].text) for g in night.grids for row in g.rows]
+    words = table(["scenario:name", "engine:name", "this nightly run"], each)
+    yield from folded("Each scenario", [Picture(drawn.trends(night.grids), words)])
+
+
+def _setup(night: NightView) -> list[tuple[str, Inline]]:
+    record, attempts = night.runs.night, night.runs.attempts
+    took = ""
+    if record.finished is not None:
+        took = duration((record.finished.wall - record.created.wall).total_seconds())
+    modes = Counter(a.start_mode for a in attempts if a.start_mode)
+    machines = sorted({a.machine for a in attempts if a.machine} | {record.machine})
+    confirm = f"an unexpected result is run {record.confirm} times more"
+    return [
+        ("state", NIGHT_WORDS[record.state]),
+        ("began", f"{record.created.wall:%Y-%m-%d %H:%M:%S} UTC"),
+        ("took", took),
+        ("shard", record.shard),
+        ("runs of each job", f"{record.repeat}; {confirm}"),
+        ("starts", ", ".join(f"{number} {mode}" for mode, number in modes.most_common())),
+        ("machines", ", ".join(filter(None, machines))),
+        ("GPUs", ", ".join(sorted({gpu for a in attempts for gpu in a.gpus})) or "none"),
+        ("host", f"{record.host.cpu}, {record.host.cores} cores, {record.host.os}"),
+        ("made by", f"mmrepro {record.mmrepro_version}"),
+    ]
+
+
+# ---------------------------------------------------------------------------------- for CI
+
+
+def suites(night: NightView) -> list[Suite]:
+    """A suite a scenario, a case a job; never greener than the nightly run."""
+    record = night.runs.night
+    facts = [
+        *(("night", record.id), ("state", str(record.state)), ("machine", record.machine)),
+        *(("command", record.command), ("mmrepro", record.mmrepro_version)),
+    ]
+    cases: dict[str, list[Case]] = {}
+    for square in night.squares:
+        cases.setdefault(square.cell.scenario, []).append(_case(square))
+    return [Suite(f"mmrepro.{name}", record.created.wall, of, facts) for name, of in cases.items()]
+
+
+def _case(square: Square) -> Case:
+    cell = square.cell
+    how, message = _result(square)
+    output = [f"job: {cell.id}", f"came out: {square.words}; {square.expectation}"]
+    output += [f"fidelity: {square.fidelity}"] if square.fidelity is not None else []
+    for run in square.attempts:
+        facts = [
+            f"run {run.index} ({run.role}): {outcome_words(run)}",
+            duration(run.seconds),
+            run.explanation or run.error,
+            f"key {run.key[:14]}" if run.key else "",
+            run.incident,
+        ]
+        output.append("; ".join(filter(None, facts)))
+    red = how in ("failed", "error")
+    # Of two names that are cut alike or differ in what is not shown, CI would keep one.
+    name = clip(plain(f"{square.place} {cell.device}: {cell.row}"), 280)
+    return Case(
+        f"mmrepro.{cell.scenario}.{cell.engine}",
+        f"{name} [{cell.id[-8:]}]",
+        how,
+        message,
+        text=square.why if red else "",
+        kind=str(square.state) if red else "",
+        output="\n".join(output if square.attempts else [*output, "no run was made"]),
+        seconds=square.seconds,
+    )
+
+
+def _result(square: Square) -> tuple[How, str]:
+    """How the case ends, and why it does not pass."""
+    text = f"{square.words}; {square.expectation}"
+    if square.standing is Standing.QUARANTINED and square.quarantine is not None:
+        return "skipped", f"in quarantine: {square.quarantine.reason}; {text}"
+    if square.standing in (Standing.SURPRISE, Standing.FLAKY):
+        return "failed", text
+    if square.state in (State.LOST, State.MISSING):
+        return "error", f"{LOOKS[square.state].word}: {square.why}"
+    if square.standing is Standing.UNTESTED:
+        return "skipped", f"inconclusive: {square.why}"
+    if square.standing is Standing.UNJUDGED:
+        return "skipped", f"{square.words}, and no outcome was expected"
+    return "passed", ""
+
+
+def _stored(night: NightView) -> NightDocument:
+    from mmrepro.reports.night_json import night_document
+
+    return night_document(night)
+
+
+KIND: Final = Kind(
+    "a nightly run", (MARKDOWN_FILE, HTML_FILE), load, compose, _stored, suites, MARKDOWN_BYTES
+)
+
+
+# ------------------------------------------------------------------------ many nightly runs
+
+
+def strips_of(
+    history: History, scenario: str = "", *, jobs: bool = False
+) -> list[tuple[str, str, list[list[Square]]]]:
+    """Engine, name and, one nightly run after the other, the squares of each row or job."""
+    nights = history.nights
+    names: dict[str, Cell] = {}
+    found: dict[str, list[list[Square]]] = {}
+    for number, runs in enumerate(nights):
+        for square in _squares(runs):
+            if scenario in ("", square.cell.scenario):
+                group = square.cell.id if jobs else square.cell.line
+                names[group] = square.cell
+                found.setdefault(group, [[] for _ in nights])[number].append(square)
+
+    def order(group: str) -> tuple[object, ...]:
+        cell = names[group]
+        return cell.engine, cell.row, Column(cell.release, cell.commit).order if jobs else (), group
+
+    def name(cell: Cell) -> str:
+        return f"{cell.row} on {Column(cell.release, cell.commit).label}" if jobs else cell.row
+
+    return [(names[g].engine, name(names[g]), found[g]) for g in sorted(names, key=order)]
+
+
+def history_blocks(history: History, scenario: str = "") -> list[Block]:
+    """Each row over the nightly runs, oldest first; of one scenario, each job of it."""
+    nights = history.nights
+    strips = strips_of(history, scenario, jobs=bool(scenario))
+    if not strips:
+        of = f" of {scenario}" if scenario else ""
+        return [Paragraph(f"No nightly run of this ledger has a job{of}.")]
+    rows: list[Sequence[Inline]] = []
+    for engine, name, groups in strips:
+        newest = next((group for group in reversed(groups) if group), [])
+        odd = sum(square.standing is Standing.SURPRISE for square in newest)
+        text = ", ".join(state_words(newest)) + f"; {odd} not as expected" * bool(odd)
+        if len(newest) == 1:
+            text = f"{newest[0].words}, {newest[0].expectation}"
+        tone: Tone = "bad" if odd else ""
+        marks = "".join(_mark(group, jobs=bool(scenario)) for group in groups)
+        rows.append((engine, name, toned(marks, tone), text))
+    signs = ", ".join(
+        f"{look.mark} {look.word}" for s, look in LOOKS.items() if scenario or s not in VERDICTS
+    )
+    if not scenario:
+        signs = f"= every release as expected, ! one of them not, else {signs}"
+    return [
+        Paragraph(
+            f"{count(len(nights), 'nightly run')}: {nights[0].night.id} … "
+            f"{nights[-1].night.id}, oldest first"
+        ),
+        *table(["engine:name", "scenario:name", "nightly runs:name", "newest"], rows),
+        Paragraph(f"{signs}; _ no job in that nightly run", "soft"),
+    ]
+
+
+def _mark(group: Sequence[Square], *, jobs: bool) -> str:
+    """One sign for a nightly run: a job's state; of a row's releases, what matters most."""
+    if not group or jobs:
+        return LOOKS[group[0].state].mark if group else "_"
+    if any(square.standing is Standing.SURPRISE for square in group):
+        return "!"
+    loud = (State.FLAKY, State.LOST, State.INCONCLUSIVE, State.MISSING)
+    return next((LOOKS[s].mark for s in loud if any(q.state is s for q in group)), "=")
