@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs" / "minivllm.md"
+DOCS = HERE.parents[1] / "docs/lab/minivllm.md"
 BEGIN, END = "<!-- counterexamples -->", "<!-- /counterexamples -->"
 
 if importlib.util.find_spec("torch") is None:
