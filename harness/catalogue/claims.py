@@ -1,18 +1,16 @@
 """Every claim of the original reports, with the recorded run that judged it.
 
-The file that an installed mmrepro has (``scenarios/data/claims.json``) is made of the recordings in
-``tests/evidence`` by ``tests/evidence/record.py --table``; docs/claims.md is the page of it.
+``tests/evidence/record.py --table`` makes the shipped file (``scenarios/data/claims.json``) from
+the recordings in ``tests/evidence``. ``mmrepro claims`` prints it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from mmrepro.catalogue.page import table_row
 from mmrepro.catalogue.recorded import ON_GPU, of_incident, shipped
 from mmrepro.incident import ClaimStatus, Incident
 from mmrepro.records import Fidelity, Record
@@ -20,33 +18,7 @@ from mmrepro.scenario.registry import load_scenario
 from packaging.version import Version
 from pydantic import Field
 
-HEAD: Final = """\
-# The claims of the reports
-
-Every sentence of a report, a linked issue or an article that mmrepro holds a run to, and the run
-that judged it. Written by `mmrepro claims --markdown` out of the recordings in `tests/evidence`,
-which CI judges again; `tests/evidence/record.py --table` makes both anew.
-
-- **By**: the scenario as it is declared, at its own release; where that run tests nothing of a
-  claim, the latest one that does (another release, a mitigation, one factor flipped). A run that
-  needs no GPU goes before one that does.
-- **Elsewhere**: releases on which the scenario as it is declared says otherwise, as it should where
-  the failure is mended.
-- *not tested*: no recorded run does, for the reason that stands there.
-"""
 VERSION: Final = 1
-COLUMNS: Final = (
-    "claim",
-    "made in",
-    "status",
-    "what it says",
-    "observed",
-    "by",
-    "day",
-    "elsewhere",
-)
-SHOWN: Final = 240
-"""Characters of what was observed on the page; the incident has all of it."""
 
 
 class Judgement(Record):
@@ -161,39 +133,5 @@ def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim
     )
 
 
-def page(claims: Sequence[JudgedClaim]) -> str:
-    """The whole page."""
-    lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS)), *map(_line, claims)]
-    counts = Counter(one.judged.status for one in claims)
-    told = ", ".join(f"{counts[status]} {words(status)}" for status in ClaimStatus)
-    return "\n".join([*lines, "", f"{len(claims)} claims: {told}."]) + "\n"
-
-
 def words(status: ClaimStatus) -> str:
     return status.value.replace("-", " ")
-
-
-def _line(one: JudgedClaim) -> str:
-    told = one.judged
-    observed = told.observed if len(told.observed) <= SHOWN else f"{told.observed[:SHOWN]}…"
-    return table_row(
-        [
-            f"`{one.name}`" + (f" ({', '.join(one.variants)})" if one.variants else ""),
-            one.made_in,
-            words(told.status),
-            one.text,
-            observed,
-            f"`{told.command}`",
-            told.at.date().isoformat(),
-            elsewhere(one),
-        ]
-    )
-
-
-def elsewhere(one: JudgedClaim) -> str:
-    """``refuted on 0.24.0, 0.32.0``."""
-    return "; ".join(
-        f"{words(status)} on {', '.join(found)}"
-        for status in ClaimStatus
-        if (found := [told.release for told in one.elsewhere if told.status is status])
-    )

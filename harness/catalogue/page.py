@@ -13,15 +13,15 @@ from mmrepro.signature import Outcome
 HEAD: Final = """\
 # The catalogue
 
-What mmrepro knows, one line a failure. Written by `mmrepro list --markdown` out of the scenarios
-and of the runs that were recorded of them; `tests/evidence/record.py --table` makes both anew.
+Each line is one failure that mmrepro knows. `mmrepro list --markdown` prints this page from the
+scenarios and from their recorded runs; `tests/evidence/record.py --table` writes both.
 
-- **Releases**: the range is declared; behind it stands what was run, of the scenario as it is.
-  Where there is no run, nothing was seen.
-- **Cure**: mitigations, with the releases on which a run showed that they take the failure away;
-  where they *hide* it, it did not show, and its cause was not seen to be gone.
-- **Upstream**: what the project's tracker said, and on which day it was asked.
-- Which of them are alive in the newest release: `mmrepro list --alive`.
+- **Releases**: the declared range, then the recorded runs of the unchanged scenario. Where no run
+  is listed, nothing was observed.
+- **Workaround**: mitigations, with the releases on which a run shows that they work. A mitigation
+  that *hides* the failure keeps it from showing, and no run shows that its cause is gone.
+- **Upstream**: the state in the project's tracker, and the day of the look-up.
+- `mmrepro list --alive` lists the failures that are still unfixed in the newest release.
 """
 COLUMNS: Final = (
     "failure",
@@ -30,7 +30,7 @@ COLUMNS: Final = (
     "severity",
     "releases",
     "symptom",
-    "cure",
+    "workaround",
     "upstream",
 )
 SEEN: Final = (
@@ -52,11 +52,11 @@ def page(failures: Sequence[Known]) -> str:
         "",
         "## Words",
         "",
-        "| class | a user sees |",
+        "| class | what a user observes |",
         "|---|---|",
     ]
     lines += [f"| {name.words} | {told} |" for name, told in SEES.items()]
-    lines += ["", "| severity | one such request harms |", "|---|---|"]
+    lines += ["", "| severity | whom one such request harms |", "|---|---|"]
     lines += [f"| {name} | {told} |" for name, told in HARMS.items()]
     return "\n".join(lines) + "\n"
 
@@ -73,8 +73,8 @@ def _cells(one: Known) -> list[str]:
     return [
         f"`{scenario.name}`" + (f" ({scenario.variant})" if scenario.variant else ""),
         scenario.engine,
-        kind.words if kind else "not said",
-        str(severity or "not said"),
+        kind.words if kind else "not declared",
+        str(severity or "not declared"),
         releases(one),
         scenario.title,
         "; ".join(map(cure, one.cures())) or "none known",
@@ -83,7 +83,7 @@ def _cells(one: Known) -> list[str]:
 
 
 def releases(one: Known) -> str:
-    """``>=0.14.0, <0.24.0`` and what was run."""
+    """``>=0.14.0, <0.24.0`` and the outcomes of its runs."""
     seen = [
         f"{words}: {', '.join(found)}"
         for words, outcome in SEEN
@@ -95,12 +95,12 @@ def releases(one: Known) -> str:
 
 
 def cure(of: Cured) -> str:
-    """What was seen of one mitigation."""
+    """``patch`` and the releases on which runs show that it works, hides the failure or fails."""
     name = f"release {of.release}" if of.release else f"`{of.name}`"
-    seen = [f"seen on {', '.join(of.helped)}"] if of.helped else []
+    seen = [f"works on {', '.join(of.helped)}"] if of.helped else []
     seen += [f"hides it on {', '.join(of.hidden)}"] if of.hidden else []
     seen += [f"no help on {', '.join(of.failed)}"] if of.failed else []
-    return f"{name} ({'; '.join(seen) or 'not seen'})"
+    return f"{name} ({'; '.join(seen) or 'untested'})"
 
 
 def upstream(said: Upstream) -> str:

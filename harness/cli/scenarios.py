@@ -359,7 +359,6 @@ class ClaimsCommand(Command):
     scenarios: tuple[str, ...] = common.SCENARIOS(())
     status: str | None = option(None, "Only those with this status.", choices=STATUSES)
     full: bool = common.FULL(False, help="List every claim, not their numbers alone.")
-    markdown: bool = common.MARKDOWN(False)
     json: bool = common.JSON(False)
 
 
@@ -369,12 +368,10 @@ def claims(asked: ClaimsCommand) -> None:
 
     Example:  mmrepro claims ghost-key-eviction --status refuted
     """
-    from mmrepro.catalogue.claims import load, page, words
+    from mmrepro.catalogue.claims import load, words
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.scenarios.data import claims as file
 
-    if asked.markdown and asked.json:
-        raise UsageError("--markdown and --json are two forms.", hint="mmrepro claims --json")
     names = {load_scenario(name).name for name in asked.scenarios}
     found = [
         one
@@ -383,9 +380,6 @@ def claims(asked: ClaimsCommand) -> None:
     ]
     if asked.json:
         emit({"claims": [one.model_dump(mode="json") for one in found]})
-        return
-    if asked.markdown:
-        typer.echo(page(found), nl=False)
         return
     from mmrepro.incident import ClaimStatus
     from mmrepro.reports.blocks import Paragraph, count, table, toned

@@ -9,7 +9,7 @@ below 15 of it; twenty random letters and digits reach 80.
 
 Costs of single letters, with what follows a vowel, a consonant or a digit, do not do: for the same
 recall they replace three times as many names in Python sources, for the same names they miss 4.5 %
-of 20 random letters where pairs miss 0.3 % (docs/hardening.md).
+of 20 random letters where pairs miss 0.3 % (docs/lab/hardening.md).
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ RACE_CLAIMS = (
         by="first-error",
         given=on_a_gpu,
         otherwise="no vLLM with that buffer ran on a GPU; the bare race did, see "
-        "docs/chunked-mm-prefill.md",
+        "docs/lab/chunked-mm-prefill.md",
     ),
 )
 

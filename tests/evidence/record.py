@@ -48,7 +48,6 @@ README: Final = HERE / "README.md"
 LEDGERS: Final = ("docs/nightly/ledger.jsonl", "docs/bisections/*.jsonl")
 """Nights and bisections whose runs count as recorded ones, besides the recordings."""
 CATALOGUE: Final = CHECKOUT / "docs/catalogue.md"
-CLAIMS: Final = CHECKOUT / "docs/claims.md"
 
 sys.path.insert(0, str(CHECKOUT / "benchmarks"))
 import verdicts  # noqa: E402
@@ -343,7 +342,6 @@ def write_catalogue(found: dict[str, Incident]) -> None:
     assert not broken, broken
     CATALOGUE.write_text(page.page(failures))
     data.claims().write_text(claims_of(found))
-    CLAIMS.write_text(claims.page(claims.load(data.claims())))
 
 
 def write_verdicts(found: dict[str, Incident]) -> None:

@@ -1,6 +1,6 @@
 """The smallest examples that show each fault, found and shrunk by hypothesis.
 
-``uv run python tests/minivllm/counterexamples.py`` prints the table of docs/minivllm.md; with
+``uv run python tests/minivllm/counterexamples.py`` prints the table of docs/lab/minivllm.md; with
 ``--write`` it puts it there. Started by an interpreter without torch it starts itself again in
 minivllm's environment.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs" / "minivllm.md"
+DOCS = HERE.parents[1] / "docs/lab/minivllm.md"
 BEGIN, END = "<!-- counterexamples -->", "<!-- /counterexamples -->"
 
 if importlib.util.find_spec("torch") is None:

@@ -121,7 +121,7 @@ def test_what_helped_is_what_was_seen_to_help() -> None:
     assert cures["patch"].hidden == ("0.22.0",)
     assert cures["disable-mm-cache"].failed == ("0.22.0",)
     assert cures["release"].helped == ("0.24.0",)
-    assert page.cure(cures["patch"]) == "`patch` (seen on 0.23.0; hides it on 0.22.0)"
+    assert page.cure(cures["patch"]) == "`patch` (works on 0.23.0; hides it on 0.22.0)"
     assert page.cure(cures["disable-mm-cache"]) == "`disable-mm-cache` (no help on 0.22.0)"
 
 

@@ -1,10 +1,9 @@
-"""The table of all claims: the page, and which of several runs tells one."""
+"""The table of all claims, and which of several runs judges one."""
 
 from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from mmrepro.signature import Outcome, Verdict
 from simple_incident import incident
 from typer.testing import CliRunner
 
-PAGE = Path(__file__).parents[2] / "docs/claims.md"
 OWN, FLIP, GPU = "0.23.0", "--flip x", Fidelity.GPU
 runner = CliRunner()
 
@@ -71,12 +69,6 @@ def test_a_run_without_a_verdict_says_nothing() -> None:
     assert judged([("x", said("confirmed").model_copy(update={"verdict": None}))]) == []
 
 
-def test_the_page_is_the_commands_output() -> None:
-    told = runner.invoke(app, ["claims", "--markdown"])
-    assert told.exit_code == 0, told.output
-    assert told.stdout == PAGE.read_text(), "uv run python tests/evidence/record.py --table"
-
-
 def test_each_line_names_the_run_and_its_day() -> None:
     told = json.loads(runner.invoke(app, ["claims", "--json"]).stdout)["claims"]
     assert {one["scenario"] for one in told} == set(scenario_names())
@@ -106,7 +98,7 @@ def test_status_and_scenario_choose() -> None:
 
 
 def test_wrong_words_are_one_sentence() -> None:
-    for words in (["nonsense"], ["--markdown", "--json"], ["--status", "maybe"]):
+    for words in (["nonsense"], ["--status", "maybe"]):
         told = runner.invoke(app, ["claims", *words])
         assert told.exit_code != 0
         assert "Traceback" not in told.output
