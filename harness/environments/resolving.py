@@ -114,7 +114,7 @@ def torch_source(spec: EnvironmentSpec, python: str, say: Progress) -> TorchSour
 
 def without_cpu_build(refusal: str, say: Progress) -> TorchSource:
     """The package index, and the line that explains it."""
-    say(Notice(f"PyTorch's CPU index {refusal}: torch comes with CUDA's libraries, 2 GB more"))
+    say(Notice(f"PyTorch's CPU index {refusal}: torch comes with CUDA's libraries"))
     return TorchSource(reasons=(Reason("torch", "CUDA build", f"PyTorch's CPU index {refusal}"),))
 
 
