@@ -27,6 +27,7 @@ from mmrepro.cli.building import Sparse
 from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.progress import LiveView
 from mmrepro.records import Moment
+from mmrepro.reports.blocks import Page
 from mmrepro.reports.documents import Kind
 from mmrepro.reports.terminal import TONES
 from mmrepro.text.sanitize import one_line
@@ -77,10 +78,15 @@ def conduct(
             raise
 
 
-def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> None:
+def finish(
+    asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path, page: Page | None = None
+) -> None:
     """Print the end of a campaign: with --json its document, else its end screen.
 
     Beside a document, the page's place and the verdict go to stderr.
+
+    Args:
+        page: with commands that name ``folder``; None: the kind's own.
     """
     from mmrepro.reports.terminal import print_page
 
@@ -90,7 +96,7 @@ def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> 
     place = str(folder / kind.files[1])
     quiet = asked.quiet or asked.json
     console = table_console(stderr=aside)
-    print_page(kind.compose(made), console, place, full=asked.full, quiet=quiet)
+    print_page(page or kind.compose(made), console, place, full=asked.full, quiet=quiet)
 
 
 def note(text: str) -> Note:

@@ -285,6 +285,7 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
     """The failure mode: its end screen, and a section for each kind of thing it declares."""
     from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, count, prose, table
 
+    name = f"{loaded.name}:{loaded.variant}" if loaded.variant else loaded.name
     upstream = loaded.upstream
     when = f" ({upstream.looked_up})" if upstream.looked_up else ""
     where = f": {upstream.source.id}" if upstream.source else ""
@@ -321,7 +322,7 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
     )
     return Page(
         title=loaded.title,
-        badge=Badge(loaded.full_name, "", kind),
+        badge=Badge(name, "", kind),
         subject=loaded.title,
         card=[
             Paragraph(prose(loaded.summary)),
@@ -333,7 +334,7 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
             *(Paragraph(prose(f"Workaround {text}")) for text in helps),
         ],
         counts=[count(number, word) for number, word in counted if number],
-        commands=[("to run it", f"mmrepro run {loaded.full_name}")],
+        commands=[("to run it", f"mmrepro run {name}")],
         sections=[
             Section("What happens", [Paragraph(prose(loaded.summary))]),
             Section("Why", [Paragraph(prose(loaded.explanation))]),

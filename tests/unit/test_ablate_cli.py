@@ -54,10 +54,10 @@ def test_quiet_prints_the_verdict_and_the_page(here: Here, world: World, tmp_pat
     chosen = ("--device", "cpu", "--factors", "cache-size, mm-cache", "--out", tmp_path / "out")
     said = here("ablate", GHOST, *chosen, "-q")
     assert (said.returncode, said.stderr) == (0, "")
-    verdict, page = said.stdout.splitlines()
-    assert verdict.startswith("Cure found: Ablation of ghost-key-eviction")
-    assert page == str(tmp_path / "out/ablation.html")
-    assert Path(page).is_file()
+    page, verdict = said.stdout.splitlines()
+    assert verdict.startswith("WORKAROUND FOUND: ghost-key-eviction on vllm")
+    assert page == f"page: {tmp_path / 'out/ablation.html'}"
+    assert (tmp_path / "out/ablation.html").is_file()
 
 
 def test_ctrl_c(here: Here, world: World, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_list_and_show_for_people(here: Here) -> None:
     assert listed.returncode == 0
     assert all(name in listed.stdout for name in SCENARIOS)
     for name in SCENARIOS:
-        shown = here("show", name)
+        shown = here("show", name, "--full")
         assert shown.returncode == 0
         assert f"mmrepro run {name}" in shown.stdout
         for condition in json.loads(here("show", name, "--json").stdout)["conditions"]:

@@ -318,7 +318,8 @@ def test_a_quiet_run_prints_its_verdict_and_its_page(tmp_path: Path) -> None:
         check=True,
         timeout=60,
     )
-    verdict, page = ran.stdout.splitlines()
-    assert verdict.startswith("Inconclusive: EngineCore hangs")
-    assert page == str(tmp_path / "out/report.html")
-    assert Path(page).is_file()
+    page, verdict = ran.stdout.splitlines()
+    assert verdict.startswith("INCONCLUSIVE")
+    assert "ghost-key-eviction on vllm" in verdict
+    assert page == f"page: {tmp_path / 'out/report.html'}"
+    assert (tmp_path / "out/report.html").is_file()

@@ -69,8 +69,7 @@ def test_an_index_that_never_answers_is_left_after_two_seconds(elsewhere) -> Non
     assert not source.local
     assert resolving.ANSWER_S <= seconds < resolving.ANSWER_S + 3
     assert lines == [
-        "PyTorch's CPU index does not answer within 2 s: "
-        "torch comes with CUDA's libraries"
+        "PyTorch's CPU index does not answer within 2 s: torch comes with CUDA's libraries"
     ]
     assert [reason.value for reason in source.reasons] == ["CUDA build"]
 
