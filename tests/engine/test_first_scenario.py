@@ -145,8 +145,7 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
             "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
             "NO_COLOR": "1",
             "COLUMNS": "160",
-            # The reader's default. The tests' own, warm, hides the server's command line.
-            "MMREPRO_START_MODE": "auto",
+            "MMREPRO_START_MODE": "auto",  # the reader's; "warm" hides the command line
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
