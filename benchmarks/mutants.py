@@ -8,8 +8,8 @@ The mutants are cosmic-ray's. Each is tried in a copy of the working tree, in a 
 write nowhere else and signal nobody but its own children (Landlock), and has limits of time and of
 memory. It is tried by the tests that call the function it lies in, the fastest files first. Which
 those are is measured in the first run and kept in DIR/tests.json; a test file that changes is
-measured again, and so is one in which a test failed: such a test kills nothing. docs/lab/mutation.md
-says what is mutated, and names each survivor.
+measured again, and so is one in which a test failed: such a test kills nothing.
+docs/lab/mutation.md says what is mutated, and names each survivor.
 """
 
 from __future__ import annotations

@@ -145,6 +145,7 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
             "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
             "NO_COLOR": "1",
             "COLUMNS": "160",
+            "MMREPRO_START_MODE": "auto",  # the reader's; "warm" hides the command line
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
