@@ -136,13 +136,12 @@ def assert_shown(shown: str, printed: str, line: int) -> None:
 
 
 def shell(command: str, folder: Path) -> tuple[int, str]:
-    commands = Path(sys.executable).parent
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
         env={
             **os.environ,
-            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "NO_COLOR": "1",
             "COLUMNS": "160",
             "MMREPRO_START_MODE": "auto",  # the reader's; "warm" hides the command line
