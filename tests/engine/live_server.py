@@ -50,8 +50,12 @@ def serving(
 ) -> Iterator[Server]:
     """The engine's server, ready; ended afterwards, whatever happened to it meanwhile.
 
-    Its log is ``folder``'s engine.log; what is there already stays.
+    Its log is ``folder``'s engine.log; what is there already stays. A warm fork has its fork
+    server's command line in /proc; who looks from outside needs the engine's own.
     """
+    if mode is None:
+        mode = StartMode(os.environ[MODE_VARIABLE])
+        mode = StartMode.FORK if mode is StartMode.WARM else mode
     engine = get_engine(engine_name)
     environment = ensure(engine.environment_spec(release, detect_device()))
     port = free_port()
@@ -67,7 +71,7 @@ def serving(
     )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "engine.log"
-    with Starter(mode or StartMode(os.environ[MODE_VARIABLE])) as starter:
+    with Starter(mode) as starter:
         process, _ = starter.start(
             plan, environment, starter.mode, cwd=folder, log=log, grace_s=2.0
         )
