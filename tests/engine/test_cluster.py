@@ -293,7 +293,13 @@ def alive(pid: int) -> bool:
 
 # ---------------------------------------------------------------- real cells
 
-CELL = ["--scenario=borrowed-faults:kv-budget", "--releases=0.1", "--device=cpu"]
+CELL = [
+    "--scenario=borrowed-faults:kv-budget",
+    "--releases=0.1",
+    "--device=cpu",
+    "--start-mode=fork",
+]
+"""A warm fork would hide the engine's command line, by which it is found here."""
 
 
 class Real:
