@@ -20,28 +20,7 @@ from mmrepro.incident.searches import (
     FactorClass,
     FactorResult,
 )
-from mmrepro.reports.blocks import (
-    Badge,
-    Block,
-    Facts,
-    Inline,
-    Page,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    Tone,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    prose,
-    strong,
-    table,
-    toned,
-)
+from mmrepro.reports import blocks as b
 from mmrepro.reports.documents import Kind, load_document
 from mmrepro.reports.incident import sentence
 from mmrepro.reports.words import (
@@ -57,7 +36,7 @@ from mmrepro.signature import Truth
 
 _FOUND: Final = 8
 """Factors on the first screen."""
-_CLASSES: Final[dict[FactorClass, tuple[str, Tone, str]]] = {
+_CLASSES: Final[dict[FactorClass, tuple[str, b.Tone, str]]] = {
     FactorClass.NECESSARY: (
         "necessary",
         "good",
@@ -109,9 +88,9 @@ _STATES: Final[dict[CellState, str]] = {
 }
 _THERE: Final = {Truth.MET: "there", Truth.NOT_MET: "gone", Truth.UNKNOWN: "unknown"}
 _BADGES: Final = {
-    Conclusion.CURE: Badge("Workaround found", "good"),
-    Conclusion.NO_CURE: Badge("No workaround", "bad"),
-    Conclusion.INCONCLUSIVE: Badge("Inconclusive", "unsure"),
+    Conclusion.CURE: b.Badge("Workaround found", "good"),
+    Conclusion.NO_CURE: b.Badge("No workaround", "bad"),
+    Conclusion.INCONCLUSIVE: b.Badge("Inconclusive", "unsure"),
 }
 BASELINE: Final = "(the failing baseline)"
 
@@ -121,39 +100,41 @@ def load(directory: Path) -> Ablation:
     return load_document(directory, ABLATION_FILE, Ablation, "ablation", SCHEMA_VERSION)
 
 
-def compose(ablation: Ablation) -> Page:
+def compose(ablation: Ablation) -> b.Page:
     where = f"{scenario_name(ablation.scenario)} on {ablation.engine} {ablation.release}"
-    stand_ins = [(code(s.name), s.replaces, s.why, cells) for s, cells in _stand_ins(ablation)]
-    return Page(
+    stand_ins = [(b.code(s.name), s.replaces, s.why, cells) for s, cells in _stand_ins(ablation)]
+    return b.Page(
         title=f"Ablation of {where}",
         badge=badge(ablation),
         subject=where + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
-        warning=Warning(sentence(ablation.failure)) if ablation.failure else None,
+        warning=b.Warning(sentence(ablation.failure)) if ablation.failure else None,
         card=[*_card(ablation)],
         counts=[*_counts(ablation)],
         commands=[("to repeat it", ablation.command)],
         sections=[
-            Section("Which setting is the cause", [*_factors(ablation)], 97),
-            Section("Smallest workarounds", _workarounds(ablation), 95),
-            Section("The report's hypotheses", _hypotheses(ablation), 93),
-            Section("What this does not establish", bullets(ablation.limits), 85),
-            Section("Every run", _runs(ablation), 60),
-            Section("Stand-ins", table(["stand-in:name", "replaces", "why", "in"], stand_ins), 65),
-            Section("Set-up", [Facts(_setup(ablation))], 50),
+            b.Section("Which setting is the cause", [*_factors(ablation)], 97),
+            b.Section("Smallest workarounds", _workarounds(ablation), 95),
+            b.Section("The report's hypotheses", _hypotheses(ablation), 93),
+            b.Section("What this does not establish", b.bullets(ablation.limits), 85),
+            b.Section("Every run", _runs(ablation), 60),
+            b.Section(
+                "Stand-ins", b.table(["stand-in:name", "replaces", "why", "in"], stand_ins), 65
+            ),
+            b.Section("Set-up", [b.Facts(_setup(ablation))], 50),
         ],
         footer=(
             f"Ablation {ablation.id}, {ablation.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            code(ABLATION_FILE),
+            b.code(ABLATION_FILE),
             "; each run's incident lies in its own folder.",
         ),
     )
 
 
-def badge(ablation: Ablation) -> Badge:
+def badge(ablation: Ablation) -> b.Badge:
     if ablation.conclusion is not None:
         return _BADGES[ablation.conclusion]
     labels = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No conclusion"}
-    return Badge(labels[ablation.state], "unsure")
+    return b.Badge(labels[ablation.state], "unsure")
 
 
 def outcome_word(run: CellRun) -> str:
@@ -182,28 +163,28 @@ def _counted(words: Sequence[str]) -> str:
 # ----------------------------------------------------------------------------- the first screen
 
 
-def _card(ablation: Ablation) -> Iterator[Block]:
+def _card(ablation: Ablation) -> Iterator[b.Block]:
     if ablation.explanation:
         text = sentence(ablation.explanation)
-        yield Paragraph(strong(text[:1].upper() + text[1:]))
+        yield b.Paragraph(b.strong(text[:1].upper() + text[1:]))
     told = [f for f in ablation.factors if f.factor_class not in (None, FactorClass.IRRELEVANT)]
     rows = [
-        (f.name, _class(f), *cell_words(ablation.cell((f.name,))), code(f.setting))
+        (f.name, _class(f), *cell_words(ablation.cell((f.name,))), b.code(f.setting))
         for f in told[:_FOUND]
     ]
     heads = ["factor:name", "class:name", "outcome", "symptom", "cause", "toggled to"]
-    yield from table(heads, rows, "factors that matter")
+    yield from b.table(heads, rows, "factors that matter")
     if len(told) > _FOUND:
-        yield Paragraph(f"{len(told) - _FOUND} more factors matter.", "soft")
+        yield b.Paragraph(f"{len(told) - _FOUND} more factors matter.", "soft")
 
 
 def _counts(ablation: Ablation) -> Iterator[str]:
     reused = f", {ablation.reused} of them reused" if ablation.reused else ""
-    yield f"{count(ablation.runs, 'run')} in {count(len(ablation.cells), 'cell')}{reused}"
+    yield f"{b.count(ablation.runs, 'run')} in {b.count(len(ablation.cells), 'cell')}{reused}"
     classes = Counter(f.factor_class for f in ablation.factors)
     for unimportant, word in ((FactorClass.IRRELEVANT, "irrelevant"), (None, "not judged")):
         if classes[unimportant]:
-            yield f"{count(classes[unimportant], 'factor')} {word}"
+            yield f"{b.count(classes[unimportant], 'factor')} {word}"
     statuses = Counter(claim.status for claim in ablation.hypotheses)
     for status, word in CLAIM_WORDS.items():
         if number := statuses[status]:
@@ -213,49 +194,49 @@ def _counts(ablation: Ablation) -> Iterator[str]:
 # ------------------------------------------------------------------------------------ sections
 
 
-def _factors(ablation: Ablation) -> Iterator[Block]:
+def _factors(ablation: Ablation) -> Iterator[b.Block]:
     """The baseline and every factor as it was toggled alone."""
     used = {f.factor_class for f in ablation.factors}
     meanings = [(word, meaning) for c, (word, _, meaning) in _CLASSES.items() if c in used]
-    yield from bullets([(strong(word), f": {meaning}.") for word, meaning in meanings])
-    yield Paragraph(
+    yield from b.bullets([(b.strong(word), f": {meaning}.") for word, meaning in meanings])
+    yield b.Paragraph(
         "Each factor is toggled alone. The cause of a run without the symptom is what was still "
         "observed of it."
     )
     baseline = ablation.cell(())
-    first = [Row((BASELINE, "–", *cell_words(baseline), "", ""), "soft")] if baseline else []
+    first = [b.Row((BASELINE, "–", *cell_words(baseline), "", ""), "soft")] if baseline else []
     rows = [
-        Row(
-            (f.name, _class(f), *cell_words(ablation.cell((f.name,))), code(f.setting),
-             code(f.failing)),
+        b.Row(
+            (f.name, _class(f), *cell_words(ablation.cell((f.name,))), b.code(f.setting),
+             b.code(f.failing)),
             status=str(f.factor_class or ""),
         )
         for f in ablation.factors
     ]  # fmt: skip
     names = ("factor:name", "class:name", "outcome", "symptom", "cause", "toggled to")
-    yield Table(columns(*names, "failing setting"), first + rows, "factors")
+    yield b.Table(b.columns(*names, "failing setting"), first + rows, "factors")
     whys = [(f.name, f.why, f.claim, f.description) for f in ablation.factors if f.why]
     heads = ["factor:name", "why", "what is claimed of it", "what it is"]
-    yield from folded("Why each class", table(heads, whys, "why each class"))
+    yield from b.folded("Why each class", b.table(heads, whys, "why each class"))
 
 
-def _class(factor: FactorResult) -> Inline:
+def _class(factor: FactorResult) -> b.Inline:
     if factor.factor_class is None:
         return "–"
     word, tone, _ = _CLASSES[factor.factor_class]
-    return toned(word, tone)
+    return b.toned(word, tone)
 
 
-def _workarounds(ablation: Ablation) -> list[Block]:
-    rows = [(" + ".join(c.flips), code(c.settings), c.why) for c in ablation.cures]
-    return table(["toggle:name", "setting", "observed"], rows, "smallest workarounds")
+def _workarounds(ablation: Ablation) -> list[b.Block]:
+    rows = [(" + ".join(c.flips), b.code(c.settings), c.why) for c in ablation.cures]
+    return b.table(["toggle:name", "setting", "observed"], rows, "smallest workarounds")
 
 
-def _hypotheses(ablation: Ablation) -> list[Block]:
+def _hypotheses(ablation: Ablation) -> list[b.Block]:
     rows = [
-        Row(
+        b.Row(
             (
-                toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
+                b.toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
                 c.observed,
                 c.text,
                 c.source,
@@ -264,13 +245,13 @@ def _hypotheses(ablation: Ablation) -> list[Block]:
         )
         for c in ablation.hypotheses
     ]
-    heads = columns("status:name", "observed", "hypothesis", "source")
-    return [Table(heads, rows, "hypotheses")] if rows else []
+    heads = b.columns("status:name", "observed", "hypothesis", "source")
+    return [b.Table(heads, rows, "hypotheses")] if rows else []
 
 
-def _runs(ablation: Ablation) -> list[Block]:
+def _runs(ablation: Ablation) -> list[b.Block]:
     rows = [
-        Row(
+        b.Row(
             (
                 " + ".join(cell.flips) or BASELINE,
                 run.error or outcome_word(run),
@@ -285,10 +266,10 @@ def _runs(ablation: Ablation) -> list[Block]:
         for cell in ablation.cells
         for run in cell.runs
     ]
-    heads = columns(
+    heads = b.columns(
         *("toggled:name", "run", "symptom", "cause", "all of its runs", "took:number", "incident")
     )
-    return folded(count(len(rows), "run"), [Table(heads, rows, "runs")] if rows else [])
+    return b.folded(b.count(len(rows), "run"), [b.Table(heads, rows, "runs")] if rows else [])
 
 
 def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
@@ -302,14 +283,14 @@ def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
     return list(found.values())
 
 
-def _setup(ablation: Ablation) -> list[tuple[str, Inline]]:
+def _setup(ablation: Ablation) -> list[tuple[str, b.Inline]]:
     fidelity, host = ablation.fidelity, ablation.host
     seconds = sum(run.seconds for cell in ablation.cells for run in cell.runs)
     return [
         ("engine", f"{ablation.engine} {ablation.release}"),
         ("device", ablation.device),
         ("fidelity", f"{fidelity}: {FIDELITY_WORDS[fidelity]}" if fidelity else "unknown"),
-        ("scenario", prose(ablation.scenario.title)),
+        ("scenario", b.prose(ablation.scenario.title)),
         ("runs of each cell", f"{ablation.repeat}; {ablation.threshold} failing make it fail"),
         (
             "runs",

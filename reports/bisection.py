@@ -19,31 +19,7 @@ from mmrepro.incident.searches import (
     Side,
     SideConclusion,
 )
-from mmrepro.reports import svg
-from mmrepro.reports.blocks import (
-    Badge,
-    Block,
-    Facts,
-    Fence,
-    Inline,
-    Page,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Table,
-    Tone,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    prose,
-    strong,
-    table,
-    toned,
-)
+from mmrepro.reports import blocks as b, svg
 from mmrepro.reports.documents import Kind, load_document
 from mmrepro.reports.incident import sentence
 from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_WORDS, run_link, scenario_name
@@ -59,7 +35,7 @@ WORDS: Final[dict[PointVerdict, str]] = {
     PointVerdict.UNTESTABLE: "? untestable",
     PointVerdict.BOTH: "± both",
 }
-TONES: Final[dict[PointVerdict, Tone]] = {
+TONES: Final[dict[PointVerdict, b.Tone]] = {
     PointVerdict.BAD: "bad",
     PointVerdict.GOOD: "good",
     PointVerdict.OTHER: "unsure",
@@ -85,51 +61,51 @@ def load(directory: Path) -> Bisection:
     return load_document(directory, BISECTION_FILE, Bisection, "bisection", BISECTION_VERSION)
 
 
-def compose(bisection: Bisection) -> Page:
+def compose(bisection: Bisection) -> b.Page:
     found = sides(bisection)
     answers = "; ".join(answer(bisection, direction, side) for direction, side in found)
-    stand_ins = [(code(s.name), s.replaces, s.why) for s in bisection.stand_ins]
+    stand_ins = [(b.code(s.name), s.replaces, s.why) for s in bisection.stand_ins]
     over = f"{scenario_name(bisection.scenario)} over {bisection.engine} {bisection.by}s"
-    return Page(
+    return b.Page(
         title=f"Bisection of {over}",
         badge=badge(bisection),
         subject=over + (f": {answers}" if answers else ""),
-        warning=Warning(sentence(bisection.failure)) if bisection.failure else None,
+        warning=b.Warning(sentence(bisection.failure)) if bisection.failure else None,
         card=[*_card(bisection)],
         counts=[
-            f"{count(bisection.runs, 'run')} of {len(ran(bisection))} of "
-            f"{count(len(bisection.points), 'point')}",
+            f"{b.count(bisection.runs, 'run')} of {len(ran(bisection))} of "
+            f"{b.count(len(bisection.points), 'point')}",
             duration(bisection.seconds),
         ],
         commands=[("to repeat it", bisection.command)],
         sections=[
-            Section("Points, old to new", [*_line(bisection)], 90),
-            *(Section(f"Where it was {name}", [*_side(bisection, s)], 97) for name, s in found),
-            Section("Runs next to a boundary", _runs(bisection), 80),
-            Section("Every point that was run", [*_points(bisection)], 95),
-            Section("What this does not establish", bullets(bisection.limits), 85),
-            Section("Stand-ins", table(["stand-in:name", "replaces", "why"], stand_ins), 60),
-            Section("Repeat one run", _commands(bisection), 70),
-            Section("Set-up", [Facts(_setup(bisection))], 50),
+            b.Section("Points, old to new", [*_line(bisection)], 90),
+            *(b.Section(f"Where it was {name}", [*_side(bisection, s)], 97) for name, s in found),
+            b.Section("Runs next to a boundary", _runs(bisection), 80),
+            b.Section("Every point that was run", [*_points(bisection)], 95),
+            b.Section("What this does not establish", b.bullets(bisection.limits), 85),
+            b.Section("Stand-ins", b.table(["stand-in:name", "replaces", "why"], stand_ins), 60),
+            b.Section("Repeat one run", _commands(bisection), 70),
+            b.Section("Set-up", [b.Facts(_setup(bisection))], 50),
         ],
         footer=(
             f"Bisection {bisection.id}, {bisection.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            code(BISECTION_FILE),
+            b.code(BISECTION_FILE),
             "; each run's incident lies in its own folder.",
         ),
     )
 
 
-def badge(bisection: Bisection) -> Badge:
+def badge(bisection: Bisection) -> b.Badge:
     if bisection.state != "complete":
-        tones: dict[str, Tone] = {"interrupted": "unsure", "failed": "bad"}
-        return Badge(bisection.state.capitalize(), tones[bisection.state])
+        tones: dict[str, b.Tone] = {"interrupted": "unsure", "failed": "bad"}
+        return b.Badge(bisection.state.capitalize(), tones[bisection.state])
     found = [side for _, side in sides(bisection)]
     if all(side.conclusion is SideConclusion.FOUND and side.verified for side in found):
-        return Badge("Found", "good")
+        return b.Badge("Found", "good")
     if any(s.conclusion in (SideConclusion.FOUND, SideConclusion.RANGE) for s in found):
-        return Badge("Found in part", "unsure")
-    return Badge("Not found", "unsure")
+        return b.Badge("Found in part", "unsure")
+    return b.Badge("Not found", "unsure")
 
 
 def sides(bisection: Bisection) -> list[tuple[str, Side]]:
@@ -178,51 +154,51 @@ def attempt_word(attempt: Attempt) -> str:
 # ----------------------------------------------------------------------------- the first screen
 
 
-def _card(bisection: Bisection) -> Iterator[Block]:
+def _card(bisection: Bisection) -> Iterator[b.Block]:
     for direction, side in sides(bisection):
         text = side.explanation or answer(bisection, direction, side)
-        yield Paragraph((strong(_sentence(text)), f" {_sentence(certainty(side))}"))
+        yield b.Paragraph((b.strong(_sentence(text)), f" {_sentence(certainty(side))}"))
         for chance in side.posterior[:1]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
-            yield Paragraph(f"Runs contradict each other: {share}.", "unsure")
+            yield b.Paragraph(f"Runs contradict each other: {share}.", "unsure")
     rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
-    yield from table([f"{bisection.by}:name", "verdict:name", "observed"], rows, "the boundaries")
+    yield from b.table([f"{bisection.by}:name", "verdict:name", "observed"], rows, "the boundaries")
 
 
 # ------------------------------------------------------------------------------------ sections
 
 
-def _line(bisection: Bisection) -> Iterator[Block]:
+def _line(bisection: Bisection) -> Iterator[b.Block]:
     points = ran(bisection)
     if points:
-        yield Paragraph(LEGEND, "soft")
+        yield b.Paragraph(LEGEND, "soft")
         marks = [f"{point_name(p)} {WORDS[p.verdict][0]}" for p in points if p.verdict]
         caption = "Small: not run. A shaded band lies between the two sides of a boundary."
-        yield Picture(_drawing(bisection), [Paragraph(" · ".join(marks))], caption)
+        yield b.Picture(_drawing(bisection), [b.Paragraph(" · ".join(marks))], caption)
 
 
-def _side(bisection: Bisection, side: Side) -> Iterator[Block]:
-    yield Paragraph(_sentence(side.explanation))
-    facts = [f"{certainty(side)}; {count(side.runs, 'run')}", *side.notes]
+def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
+    yield b.Paragraph(_sentence(side.explanation))
+    facts = [f"{certainty(side)}; {b.count(side.runs, 'run')}", *side.notes]
     if side.other_between:
         between = " and ".join(_short(bisection, name) for name in side.other_between)
         facts.append(f"the different failure gives way between {between}")
     if side.returned:
         facts.append(f"bad again: {_shorts(bisection, side.returned)}")
-    yield from bullets(facts)
+    yield from b.bullets(facts)
     if side.posterior:
         rate = f"; the failure shows in about {side.rate:.0%} of the runs" if side.rate else ""
-        yield Paragraph(f"Runs contradict each other{rate}. Where the boundary may lie:")
+        yield b.Paragraph(f"Runs contradict each other{rate}. Where the boundary may lie:")
         chances = side.posterior[:CHANCES]
         rows = [(_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances]
-        yield from table(["last bad:name", "probability:number"], rows, "the boundary's place")
+        yield from b.table(["last bad:name", "probability:number"], rows, "the boundary's place")
 
 
-def _points(bisection: Bisection) -> Iterator[Block]:
+def _points(bisection: Bisection) -> Iterator[b.Block]:
     """The points that were run, oldest first."""
     rows = [
-        Row(
+        b.Row(
             (
                 *_cells(point),
                 duration(sum(run.seconds for run in point.runs)),
@@ -235,21 +211,23 @@ def _points(bisection: Bisection) -> Iterator[Block]:
         for point in ran(bisection)
     ]
     names = (f"{bisection.by}:name", "verdict:name", "runs", "took:number", "observed")
-    shown = Table(columns(*names, "declared:name", "uploaded:name"), rows, "points that were run")
+    shown = b.Table(
+        b.columns(*names, "declared:name", "uploaded:name"), rows, "points that were run"
+    )
     blocks = [shown] if rows else []
-    yield from folded(count(len(rows), "point"), blocks, open=len(rows) <= OPEN_POINTS)
+    yield from b.folded(b.count(len(rows), "point"), blocks, open=len(rows) <= OPEN_POINTS)
 
 
-def _cells(point: Point) -> tuple[Inline, Inline, Inline]:
+def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     """Its name, its verdict, and its runs, such as ``2 × reproduced``."""
     found = Counter(attempt_word(run) for run in point.runs)
     runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
     if point.verdict is None:
         return point_name(point), "not run", runs
-    return point_name(point), toned(WORDS[point.verdict], TONES[point.verdict]), runs
+    return point_name(point), b.toned(WORDS[point.verdict], TONES[point.verdict]), runs
 
 
-def _runs(bisection: Bisection) -> list[Block]:
+def _runs(bisection: Bisection) -> list[b.Block]:
     """Each run of the points next to a boundary."""
     rows = [
         (
@@ -263,16 +241,16 @@ def _runs(bisection: Bisection) -> list[Block]:
         for run in point.runs
     ]
     heads = [f"{bisection.by}:name", "outcome:name", "observed", "took:number", "incident"]
-    return table(heads, rows, "runs next to a boundary")
+    return b.table(heads, rows, "runs next to a boundary")
 
 
-def _commands(bisection: Bisection) -> list[Block]:
+def _commands(bisection: Bisection) -> list[b.Block]:
     runs = (run.command for point in _boundary(bisection) for run in point.runs[:1])
     lines = [one_line(command, 4000) for command in dict.fromkeys(runs) if command]
-    return [Fence("\n".join(lines[:20]), "sh")] if lines else []
+    return [b.Fence("\n".join(lines[:20]), "sh")] if lines else []
 
 
-def _setup(bisection: Bisection) -> list[tuple[str, Inline]]:
+def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
     host = bisection.host
     kinds = dict.fromkeys(p.fidelity for p in bisection.points if p.fidelity)
     wheels = dict.fromkeys(
@@ -284,7 +262,7 @@ def _setup(bisection: Bisection) -> list[tuple[str, Inline]]:
         *(("wheels", text) for text in wheels),
         ("device", bisection.device),
         ("fidelity", "; ".join(f"{k}: {FIDELITY_WORDS[k]}" for k in kinds) or "unknown"),
-        ("scenario", prose(bisection.scenario.title)),
+        ("scenario", b.prose(bisection.scenario.title)),
         ("declared affected", bisection.scenario.affected),
         ("known bad", _short(bisection, bisection.known_bad) or "none"),
         ("points", f"{len(bisection.points)}, {len(ran(bisection))} of them run"),
@@ -339,15 +317,14 @@ def _drawing(bisection: Bisection) -> Markup:
     points = bisection.points
     step = (WIDTH - 2 * MARGIN) / max(1, len(points) - 1)
     xs = [MARGIN + step * number for number in range(len(points))]
-    body = [svg.line(xs[0], AXIS, xs[-1], AXIS, "axis"), *_bands(bisection, xs)]
+    body = [svg.path("axis", f"M{xs[0]:.1f} {AXIS}H{xs[-1]:.1f}"), *_bands(bisection, xs)]
     labels, taken, longest = 0, -APART, 0
     for x, point in zip(xs, points, strict=True):
         verdict = point.verdict
         word = WORDS[verdict] if verdict else "not run"
         hint = f"{point_name(point)}: {word}" + (", declared affected" * point.declared)
         fill, radius = (FILLS[verdict], 9.0) if verdict else ("tick", 2.5)
-        dot = Markup('<circle class="{}" cx="{:.1f}" cy="{}" r="{}"><title>{}</title></circle>')
-        body.append(dot.format(fill, x, AXIS, radius, one_line(hint, 300)))
+        body.append(svg.circle(fill, x, AXIS, radius, one_line(hint, 300)))
         if verdict is None:
             continue
         body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))
@@ -355,11 +332,8 @@ def _drawing(bisection: Bisection) -> Markup:
             taken, labels = max(x, taken + APART), labels + 1
             name = one_line(point_name(point), 22)
             longest = max(longest, len(name))
-            body.append(
-                Markup(
-                    '<text class="tick" transform="translate({:.1f} {}) rotate(60)">{}</text>'
-                ).format(taken - 3, AXIS + 22, name)
-            )
+            place = f"translate({taken - 3:.1f} {AXIS + 22}) rotate(60)"
+            body.append(svg.tag("text", name, cls="tick", transform=place))
     label = f"{len(points)} points from old to new, those that were run marked with their verdict"
     return svg.svg(WIDTH, AXIS + 36 + 6 * longest, label, body)
 
@@ -372,10 +346,8 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
             continue
         left, right = (xs[names.index(name)] for name in side.between)
         middle, top = (left + right) / 2, 20 + 22 * level
-        yield Markup('<rect class="b1" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>').format(
-            left, top + 8, max(1.0, right - left), AXIS - top - 8
-        )
-        yield svg.line(middle, top + 6, middle, AXIS, "grid")
+        yield svg.rect("b1", left, top + 8, max(1.0, right - left), AXIS - top - 8)
+        yield svg.path("grid", f"M{middle:.1f} {top + 6}V{AXIS}")
         anchor = "end" if middle > WIDTH * 0.66 else "mid" if middle > WIDTH * 0.25 else ""
         told = f"{direction}: {answer(bisection, direction, side)}"
         yield svg.text(middle, top, told, f"name {anchor}")

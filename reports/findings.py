@@ -13,30 +13,7 @@ from mmrepro.base.units import duration
 from mmrepro.case.model import ServerWanted
 from mmrepro.incident import StandIn
 from mmrepro.incident.replay import Finding, FindingClass, Fuzz, Rate, Replay
-from mmrepro.reports import incident as runs
-from mmrepro.reports.blocks import (
-    FRAMES,
-    Badge,
-    Block,
-    Facts,
-    Frame,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Span,
-    Stack,
-    Table,
-    Tone,
-    bullets,
-    code,
-    columns,
-    count,
-    link,
-    strong,
-    table,
-    toned,
-)
+from mmrepro.reports import blocks as b, incident as runs
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import Line, steps
 from mmrepro.reports.words import FIDELITY_WORDS
@@ -96,21 +73,21 @@ class Listed:
         return f"{self.folder}/{HTML_FILE}" if self.folder else ""
 
 
-def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> Badge:
+def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badge:
     """The verdict. ``nothing``: its note where there is no finding."""
     if made.state == "interrupted":
-        return Badge("Interrupted", "unsure", "what was found until then is kept")
+        return b.Badge("Interrupted", "unsure", "what was found until then is kept")
     if made.state == "failed":
-        return Badge("Failed", "bad", "this says nothing about the engine")
+        return b.Badge("Failed", "bad", "this says nothing about the engine")
     unknown = sum(f.confirmed and f.known is None for f in found)
     if unknown:
-        return Badge("Unknown failure", "bad", f"{unknown} confirmed on fresh servers")
+        return b.Badge("Unknown failure", "bad", f"{unknown} confirmed on fresh servers")
     if made.exit_code == 3:
-        return Badge("Unproven", "unsure", "observed, not repeated as often as asked for")
+        return b.Badge("Unproven", "unsure", "observed, not repeated as often as asked for")
     if found:
         names = ", ".join(dict.fromkeys(str(f.known) for f in found))
-        return Badge("Known", "good", f"only what is known: {names}")
-    return Badge("Nothing found", "good", nothing)
+        return b.Badge("Known", "good", f"only what is known: {names}")
+    return b.Badge("Nothing found", "good", nothing)
 
 
 def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
@@ -149,18 +126,18 @@ def worst_first(found: Sequence[Listed]) -> list[Listed]:
     return sorted(found, key=rank)
 
 
-def card(found: Sequence[Listed]) -> Iterator[Block]:
+def card(found: Sequence[Listed]) -> Iterator[b.Block]:
     """The findings, and of the most serious one what was observed and where it stands."""
     if not found:
         return
     heads = ("finding:name", "class:name", "known as:name", "requests:number", "rate:name")
-    yield Table(
-        columns(*heads, "first after:number"),
+    yield b.Table(
+        b.columns(*heads, "first after:number"),
         [
-            Row(
+            b.Row(
                 (
-                    link(one.id, one.href),
-                    toned(one.finding.finding_class.value, tone(one.finding)),
+                    b.link(one.id, one.href),
+                    b.toned(one.finding.finding_class.value, tone(one.finding)),
                     standing(one.finding),
                     f"{one.finding.requests} of {one.finding.requests_before}",
                     short_rate(one.finding.rate),
@@ -172,21 +149,21 @@ def card(found: Sequence[Listed]) -> Iterator[Block]:
         "findings",
     )
     worst = worst_first(found)[0]
-    yield Paragraph((strong(f"{worst.id}: "), runs.sentence(observation(worst.finding))))
-    yield Paragraph(f"Expected: {expected(worst.finding)}.")
+    yield b.Paragraph((b.strong(f"{worst.id}: "), runs.sentence(observation(worst.finding))))
+    yield b.Paragraph(f"Expected: {expected(worst.finding)}.")
     if worst.finding.stack:
         yield stack(worst.finding)
 
 
-def findings_section(found: Sequence[Listed]) -> Section:
+def findings_section(found: Sequence[Listed]) -> b.Section:
     """What each finding is, in whole sentences."""
     rows = [
-        Row(
+        b.Row(
             (
-                link(f"{one.id}: {CLASS_WORDS[one.finding.finding_class]}", one.href),
+                b.link(f"{one.id}: {CLASS_WORDS[one.finding.finding_class]}", one.href),
                 observation(one.finding),
                 expected(one.finding),
-                toned(standing(one.finding), tone(one.finding)),
+                b.toned(standing(one.finding), tone(one.finding)),
                 requests_words(one.finding),
                 rate_words(one.finding.rate),
                 f"{duration(one.after)}, in episode {one.episode}" if one.after is not None else "",
@@ -196,11 +173,11 @@ def findings_section(found: Sequence[Listed]) -> Section:
         for one in found
     ]
     heads = ("finding", "observed", "expected", "known as", "requests", "rate", "first after")
-    shown: list[Block] = [Table(columns(*heads), rows, "findings"), Paragraph(RATE_NOTE)]
-    return Section("Findings", shown if rows else [], 97)
+    shown: list[b.Block] = [b.Table(b.columns(*heads), rows, "findings"), b.Paragraph(RATE_NOTE)]
+    return b.Section("Findings", shown if rows else [], 97)
 
 
-def shrinking(found: Sequence[Listed]) -> list[Block]:
+def shrinking(found: Sequence[Listed]) -> list[b.Block]:
     """A chart of the requests left after each step."""
     lines = [
         Line(one.id, [*enumerate(requests_left(one.finding))]) for one in found if one.finding.steps
@@ -222,8 +199,8 @@ def shrinking(found: Sequence[Listed]) -> list[Block]:
         *("servers:number", "took:number", "nothing more to leave out:name"),
     )
     drawing = steps("Requests left", lines, "steps of the shrinking")
-    shown = table(heads, rows, "shrinking")
-    return [Picture(drawing, shown, "What a step left out stays out if the rest fails likewise.")
+    shown = b.table(heads, rows, "shrinking")
+    return [b.Picture(drawing, shown, "What a step left out stays out if the rest fails likewise.")
             ] if drawing else []  # fmt: skip
 
 
@@ -237,10 +214,10 @@ def requests_left(finding: Finding) -> list[int]:
 
 def context(
     made: Replay | Fuzz, own: Sequence[tuple[str, str]], limits: Sequence[str]
-) -> Iterator[Section]:
+) -> Iterator[b.Section]:
     """Limits, stand-ins and set-up. ``own``: rows of the set-up, between server and host."""
-    yield Section("Limits", bullets(list(limits)), 70)
-    yield Section("Stand-ins", stand_ins(made.stand_ins), 60)
+    yield b.Section("Limits", b.bullets(list(limits)), 70)
+    yield b.Section("Stand-ins", stand_ins(made.stand_ins), 60)
     host = made.host
     rows = [
         ("engine", server_name(made.server)),
@@ -256,12 +233,12 @@ def context(
         ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
         ("made by", f"mmrepro {made.mmrepro_version}"),
     ]
-    yield Section("Set-up", [Facts(rows), *runs.settings_table(made.settings)], 40)
+    yield b.Section("Set-up", [b.Facts(rows), *runs.settings_table(made.settings)], 40)
 
 
-def stand_ins(given: Sequence[StandIn]) -> list[Block]:
-    rows = [(code(s.name), s.replaces, s.why) for s in given]
-    return table(["stand-in:name", "replaces", "why"], rows, "stand-ins")
+def stand_ins(given: Sequence[StandIn]) -> list[b.Block]:
+    rows = [(b.code(s.name), s.replaces, s.why) for s in given]
+    return b.table(["stand-in:name", "replaces", "why"], rows, "stand-ins")
 
 
 # ------------------------------------------------------------------------------------- words
@@ -280,7 +257,7 @@ def standing(finding: Finding) -> str:
     return (known_name(finding) or "unknown") + " (not confirmed)" * (not finding.confirmed)
 
 
-def tone(finding: Finding) -> Tone:
+def tone(finding: Finding) -> b.Tone:
     if not finding.confirmed:
         return "unsure"
     return "soft" if finding.known else "bad"
@@ -293,18 +270,18 @@ def known_name(finding: Finding) -> str:
     return f"{finding.known} ({finding.known_variant})" if finding.known_variant else finding.known
 
 
-def known_words(finding: Finding) -> tuple[str | Span, ...]:
+def known_words(finding: Finding) -> tuple[str | b.Span, ...]:
     """Which known failure it is and why, or why it is none."""
     if not finding.known:
         why = finding.known_why or "no known scenario's signature fits"
         return (runs.sentence(why[:1].upper() + why[1:]),)
     why = f": {runs.sentence(finding.known_why)}" if finding.known_why else ""
-    return (code(known_name(finding)), why)
+    return (b.code(known_name(finding)), why)
 
 
 def requests_words(finding: Finding) -> str:
     """``13 of 200 requests``, and whether fewer may do."""
-    words = f"{finding.requests} of {count(finding.requests_before, 'request')}"
+    words = f"{finding.requests} of {b.count(finding.requests_before, 'request')}"
     return words if finding.shrunk else f"{words}, not shrunk to the end"
 
 
@@ -313,7 +290,7 @@ def rate_words(rate: Rate) -> str:
     if not rate.plays:
         return "not measured"
     return (
-        f"{rate.failed} of {count(rate.plays, 'attempt')} "
+        f"{rate.failed} of {b.count(rate.plays, 'attempt')} "
         f"({rate.confidence:.0%}: {rate.low:.0%} to {rate.high:.0%})"
     )
 
@@ -345,9 +322,9 @@ def request_result(finding: Finding, operation: str) -> str:
 _MESSAGE: Final = re.compile(r'"message": ?"((?:[^"\\]|\\.)*)')
 
 
-def stack(finding: Finding, most: int = FRAMES) -> Stack:
-    frames = [Frame(frame) for frame in finding.stack[:most]]
-    return Stack("where it stands, innermost first", frames)
+def stack(finding: Finding, most: int = b.FRAMES) -> b.Stack:
+    frames = [b.Frame(frame) for frame in finding.stack[:most]]
+    return b.Stack("where it stands, innermost first", frames)
 
 
 def times(table: dict[str, int]) -> str:

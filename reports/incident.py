@@ -23,38 +23,7 @@ from mmrepro.incident.model import collision_probability
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import ProcessesData
 from mmrepro.records import HostFacts, Setting
-from mmrepro.reports import timeline
-from mmrepro.reports.blocks import (
-    FRAMES,
-    Badge,
-    Block,
-    Facts,
-    Fence,
-    Frame,
-    Heading,
-    Inline,
-    Page,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Sides,
-    Stack,
-    Table,
-    Warning,
-    bullets,
-    code,
-    codes,
-    columns,
-    count,
-    folded,
-    link,
-    prose,
-    slug,
-    strong,
-    table,
-    toned,
-)
+from mmrepro.reports import blocks as b, timeline
 from mmrepro.reports.bundle_file import is_bundle, read_incident
 from mmrepro.reports.documents import (
     HTML_FILE,
@@ -100,13 +69,13 @@ def load(directory: Path | str) -> Incident:
     return load_document(directory, INCIDENT_FILE, Incident, "incident", SCHEMA_VERSION)
 
 
-def compose(incident: Incident) -> Page:
+def compose(incident: Incident) -> b.Page:
     """The page of a run, or of a diagnosis."""
     if incident.diagnosis is not None:
         from mmrepro.reports.diagnosis import compose_diagnosis
 
         return compose_diagnosis(incident, incident.diagnosis)
-    return Page(
+    return b.Page(
         title=title(incident),
         badge=badge(incident),
         subject=f"{incident.scenario.name} on {engine_name(incident)}, "
@@ -118,45 +87,49 @@ def compose(incident: Incident) -> Page:
         sections=[
             *what_happened(incident),
             *_claims(incident),
-            Section("Mitigations", _mitigations(incident), 70),
+            b.Section("Mitigations", _mitigations(incident), 70),
             *context(incident),
         ],
         footer=footer(incident),
     )
 
 
-def warning(incident: Incident) -> Warning | None:
+def warning(incident: Incident) -> b.Warning | None:
     note = partial_note(incident)
-    return Warning(note, incident.failure_detail) if note else None
+    return b.Warning(note, incident.failure_detail) if note else None
 
 
-def footer(incident: Incident) -> Inline:
+def footer(incident: Incident) -> b.Inline:
     return (
         f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by mmrepro "
         f"{incident.mmrepro_version} from ",
-        code("incident.json"),
+        b.code("incident.json"),
         "; the raw evidence lies in ",
-        code("evidence/"),
+        b.code("evidence/"),
         " beside it.",
     )
 
 
-def _card(incident: Incident) -> Iterator[Block]:
+def _card(incident: Incident) -> Iterator[b.Block]:
     if text := outcome(incident):
-        yield Paragraph(text)
+        yield b.Paragraph(text)
     reproduced = bool(incident.verdict) and incident.outcome is Outcome.REPRODUCED
-    yield Paragraph(prose(sentence(incident.scenario.summary)))
+    yield b.Paragraph(b.prose(sentence(incident.scenario.summary)))
     if incident.key_stack:
         yield stack(incident.key_stack, short=True)
     if incident.verdict is not None and incident.scenario.affected:
         known = [f"Affected releases: {incident.scenario.affected}"]
         helps = next((m for m in incident.mitigations if not m.hides), None)
         if helps and reproduced:
-            yield Paragraph((*known, "; workaround ", code(helps.name), f": {helps.description}"))
+            yield b.Paragraph(
+                (*known, "; workaround ", b.code(helps.name), f": {helps.description}")
+            )
         else:
-            yield Paragraph(known[0])
+            yield b.Paragraph(known[0])
     if incident.left_behind:
-        yield Paragraph(f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", "bad")
+        yield b.Paragraph(
+            f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", "bad"
+        )
 
 
 def counts(incident: Incident) -> Iterator[str]:
@@ -182,41 +155,41 @@ def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
 # ------------------------------------------------------------------------------- what happened
 
 
-def what_happened(incident: Incident) -> Iterator[Section]:
+def what_happened(incident: Incident) -> Iterator[b.Section]:
     """The sections on what the run saw, the timeline first."""
-    yield Section("Timeline", [*_timeline(incident)], 50)
-    yield Section("Symptom", _symptoms(incident), 90)
-    yield Section("Side by side", [*_exhibits(incident)], 88)
+    yield b.Section("Timeline", [*_timeline(incident)], 50)
+    yield b.Section("Symptom", _symptoms(incident), 90)
+    yield b.Section("Side by side", [*_exhibits(incident)], 88)
     if incident.verdict:
-        yield Section("Conditions", [*_conditions(incident)], 94)
+        yield b.Section("Conditions", [*_conditions(incident)], 94)
     if incident.key_stack:
-        yield Section("The stack that matters", [*_stack(incident.key_stack)], 95)
-    yield Section("Log", _logs(incident), 60)
-    yield Section(cause_heading(incident), _root_cause(incident), 80)
-    yield Section("Minimal reproducers", _reproducers(incident), 78)
+        yield b.Section("The stack that matters", [*_stack(incident.key_stack)], 95)
+    yield b.Section("Log", _logs(incident), 60)
+    yield b.Section(cause_heading(incident), _root_cause(incident), 80)
+    yield b.Section("Minimal reproducers", _reproducers(incident), 78)
 
 
-def _timeline(incident: Incident) -> Iterator[Block]:
+def _timeline(incident: Incident) -> Iterator[b.Block]:
     from mmrepro.reports.picture import axis_of, picture
 
     lines = timeline.lines(incident)
     drawing = picture(incident)
     if drawing:
-        yield Picture(drawing, timeline.sparks(incident), "", axis_of(incident))
+        yield b.Picture(drawing, timeline.sparks(incident), "", axis_of(incident))
     loud = [line for line in lines if line.level != "info"]
     if len(lines) > OPEN_LINES and loud:
         yield from _timed(loud[:12], "lines that report trouble")
-    yield from folded(
+    yield from b.folded(
         f"All {len(lines)} lines" if lines else "",
         _timed(lines, "all that happened"),
         open=len(lines) <= OPEN_LINES,
     )
 
 
-def _timed(lines: Sequence[timeline.Line], caption: str) -> list[Block]:
+def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
     tones = {"info": "", "warning": "unsure", "error": "bad"}
     rows = [
-        Row(
+        b.Row(
             (f"{line.at:+.2f} s", line.phase, line.source, line.text),
             tone=tones[line.level],  # type: ignore[arg-type]
             status=line.level,
@@ -224,16 +197,16 @@ def _timed(lines: Sequence[timeline.Line], caption: str) -> list[Block]:
         )
         for line in lines
     ]
-    heads = columns("time:number", "phase:name", "source:name", "what")
-    return [Table(heads, rows, caption)] if rows else []
+    heads = b.columns("time:number", "phase:name", "source:name", "what")
+    return [b.Table(heads, rows, caption)] if rows else []
 
 
-def _symptoms(incident: Incident) -> list[Block]:
+def _symptoms(incident: Incident) -> list[b.Block]:
     rows = [
-        Row(
+        b.Row(
             (
                 row.check,
-                strong(row.observed, ABNORMAL_TONES[row.abnormal]),
+                b.strong(row.observed, ABNORMAL_TONES[row.abnormal]),
                 row.healthy,
                 row.reported,
                 abnormal_words(row.abnormal),
@@ -242,21 +215,23 @@ def _symptoms(incident: Incident) -> list[Block]:
         )
         for row in incident.symptoms[:200]
     ]
-    heads = columns("check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name")
-    return [Table(heads, rows, "symptoms")] if rows else []
+    heads = b.columns(
+        "check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name"
+    )
+    return [b.Table(heads, rows, "symptoms")] if rows else []
 
 
-def _exhibits(incident: Incident) -> Iterator[Block]:
+def _exhibits(incident: Incident) -> Iterator[b.Block]:
     from mmrepro.reports.exhibits import exhibits
 
     for exhibit, drawn, curve in exhibits(incident):
-        yield Heading(exhibit.title)
+        yield b.Heading(exhibit.title)
         if exhibit.note:
-            yield Paragraph(prose(exhibit.note))
+            yield b.Paragraph(b.prose(exhibit.note))
         rows = [
             (
                 shown.caption,
-                code(f"evidence/{shown.file}") if shown.file else "",
+                b.code(f"evidence/{shown.file}") if shown.file else "",
                 shown.text,
                 "; ".join(f"{name} {value}" for name, value in shown.facts.items()),
             )
@@ -264,7 +239,7 @@ def _exhibits(incident: Incident) -> Iterator[Block]:
         ]
         if rows:
             pictures = [(pixels, one.caption, one.text, one.facts) for one, pixels in drawn]
-            yield Sides(pictures, table(["", "image", "answer", "facts"], rows))
+            yield b.Sides(pictures, b.table(["", "image", "answer", "facts"], rows))
         if exhibit.birthday is not None:
             given = exhibit.birthday
             marks = [
@@ -272,89 +247,96 @@ def _exhibits(incident: Incident) -> Iterator[Block]:
                 for p in (*given.pools, *given.seen)[:40]
             ]
             heads = ["images:number", "chance of a collision:number", ""]
-            yield Picture(curve, table(heads, marks))
+            yield b.Picture(curve, b.table(heads, marks))
 
 
-def stack(given: KeyStack, *, short: bool = False) -> Stack:
+def stack(given: KeyStack, *, short: bool = False) -> b.Stack:
     """``short``: the innermost frames alone, without their locals."""
     state = ("active" if given.active else "idle") + ("+gil" if given.owns_gil else "")
     frames = [
-        Frame(f.function, f.file, f.line, {} if short else f.locals)
-        for f in given.frames[: FRAMES if short else None]
+        b.Frame(f.function, f.file, f.line, {} if short else f.locals)
+        for f in given.frames[: b.FRAMES if short else None]
     ]
     seen = f"{given.seen} of {given.samples} samples"
-    return Stack(f"{given.process}, thread {given.thread} ({state}), {seen}", frames)
+    return b.Stack(f"{given.process}, thread {given.thread} ({state}), {seen}", frames)
 
 
-def _stack(given: KeyStack) -> Iterator[Block]:
+def _stack(given: KeyStack) -> Iterator[b.Block]:
     seen = f"{given.seen} of {given.samples}"
-    text = (strong(seen), " samples of ", code(given.process), " show it, innermost call first. ")
-    yield Paragraph((*text, *prose(given.note)))
-    yield from folded(f"{len(given.frames)} frames with their locals", [stack(given)])
+    text = (
+        b.strong(seen),
+        " samples of ",
+        b.code(given.process),
+        " show it, innermost call first. ",
+    )
+    yield b.Paragraph((*text, *b.prose(given.note)))
+    yield from b.folded(f"{len(given.frames)} frames with their locals", [stack(given)])
 
 
-def _conditions(incident: Incident) -> Iterator[Block]:
+def _conditions(incident: Incident) -> Iterator[b.Block]:
     assert incident.verdict is not None
     text = condition_count(incident) + ". " if condition_count(incident) else ""
-    yield Paragraph(text + sentence(incident.verdict.explanation))
+    yield b.Paragraph(text + sentence(incident.verdict.explanation))
     yield from condition_tables(incident.verdict.conditions)
 
 
-def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iterator[Block]:
+def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iterator[b.Block]:
     """Those that are open, then those that are met, folded. ``prefix``: of their anchors."""
     for met in (False, True):
         some = [c for c in given if (c.truth is Truth.MET) is met]
         rows = [
-            Row(
+            b.Row(
                 (
-                    toned(f"{TRUTH_MARKS[c.truth]} {TRUTH_WORDS[c.truth]}", TRUTH_TONES[c.truth]),
+                    b.toned(f"{TRUTH_MARKS[c.truth]} {TRUTH_WORDS[c.truth]}", TRUTH_TONES[c.truth]),
                     c.observed,
-                    (c.statement, " ", code(c.id)),
+                    (c.statement, " ", b.code(c.id)),
                     part_words(c),
-                    codes(f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]),
+                    b.codes(
+                        f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]
+                    ),
                 ),
                 status=c.truth.value,
-                anchor=slug(f"condition-{prefix}{c.id}"),
+                anchor=b.slug(f"condition-{prefix}{c.id}"),
             )
             for c in some
         ]
-        heads = columns("truth:name", "observed", "condition", "part", "evidence")
-        shown: list[Block] = [Table(heads, rows, "conditions")] if rows else []
+        heads = b.columns("truth:name", "observed", "condition", "part", "evidence")
+        shown: list[b.Block] = [b.Table(heads, rows, "conditions")] if rows else []
         word = "condition" if len(rows) == 1 else "conditions"
-        yield from folded(f"{len(rows)} {word} met", shown) if met else shown
+        yield from b.folded(f"{len(rows)} {word} met", shown) if met else shown
 
 
-def _logs(incident: Incident) -> list[Block]:
-    blocks: list[Block] = []
+def _logs(incident: Incident) -> list[b.Block]:
+    blocks: list[b.Block] = []
     for log in incident.log_lines[:60]:
         note = f": {log.note}" if log.note else ""
         prefix = " ".join(filter(None, [log.process and f"({log.process})", log.time]))
-        blocks.append(Paragraph((code(f"{log.file}:{log.number}"), note)))
-        blocks.append(Fence(f"{prefix} {log.text}".strip()))
-    return folded(f"{len(blocks) // 2} excerpts", blocks, open=len(blocks) <= 4)
+        blocks.append(b.Paragraph((b.code(f"{log.file}:{log.number}"), note)))
+        blocks.append(b.Fence(f"{prefix} {log.text}".strip()))
+    return b.folded(f"{len(blocks) // 2} excerpts", blocks, open=len(blocks) <= 4)
 
 
-def _root_cause(incident: Incident) -> list[Block]:
+def _root_cause(incident: Incident) -> list[b.Block]:
     text = incident.scenario.explanation
-    blocks: list[Block] = [Paragraph(prose(text))] if text else []
-    sources: list[Block] = []
+    blocks: list[b.Block] = [b.Paragraph(b.prose(text))] if text else []
+    sources: list[b.Block] = []
     for source in incident.sources[:30]:
-        where = code(f"{source.file}:{source.first_line}")
+        where = b.code(f"{source.file}:{source.first_line}")
         sources.append(
-            Paragraph(
-                (code(source.qualname), " in ", where, ", as installed. ", *prose(source.note))
+            b.Paragraph(
+                (b.code(source.qualname), " in ", where, ", as installed. ", *b.prose(source.note))
             )
         )
         lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
-        sources.append(Fence(lines, "python", source.first_line, source.highlight))
+        sources.append(b.Fence(lines, "python", source.first_line, source.highlight))
     what = "1 function" if len(sources) == 2 else f"{len(sources) // 2} functions"
-    return blocks + folded(f"{what} of the engine, as installed", sources)
+    return blocks + b.folded(f"{what} of the engine, as installed", sources)
 
 
-def _reproducers(incident: Incident) -> list[Block]:
+def _reproducers(incident: Incident) -> list[b.Block]:
     rows = [
         (
-            code(r.name),
+            b.code(r.name),
             "–" if r.exit_code is None else str(r.exit_code),
             duration(r.seconds),
             facts(r),
@@ -362,7 +344,7 @@ def _reproducers(incident: Incident) -> list[Block]:
         )
         for r in incident.evidence.reproducers[:40]
     ]
-    return table(
+    return b.table(
         ["reproducer:name", "exit code:number", "took:number", "facts", "error"],
         rows,
         "minimal reproducers",
@@ -372,37 +354,42 @@ def _reproducers(incident: Incident) -> list[Block]:
 # ------------------------------------------------------------------------------ claims and context
 
 
-def _claims(incident: Incident) -> Iterator[Section]:
-    blocks: list[Block] = []
+def _claims(incident: Incident) -> Iterator[b.Section]:
+    blocks: list[b.Block] = []
     for confirmed in (False, True):
         some = [c for c in incident.claims if (c.status is ClaimStatus.CONFIRMED) is confirmed]
-        shown: list[Block] = [claim_table(some)] if some else []
+        shown: list[b.Block] = [claim_table(some)] if some else []
         word = "claim" if len(some) == 1 else "claims"
-        blocks += folded(f"{len(some)} {word} confirmed", shown) if confirmed else shown
-    yield Section("Claims of the original report", blocks, 85)
+        blocks += b.folded(f"{len(some)} {word} confirmed", shown) if confirmed else shown
+    yield b.Section("Claims of the original report", blocks, 85)
 
 
-def claim_table(claims: Sequence[ClaimResult], said: str = "claim") -> Table:
+def claim_table(claims: Sequence[ClaimResult], said: str = "claim") -> b.Table:
     rows = [
-        Row(
+        b.Row(
             (
-                toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
+                b.toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
                 c.observed,
                 c.text,
                 c.source,
             ),
             status=CLAIM_WORDS[c.status],
-            anchor=slug(f"claim-{c.id}"),
+            anchor=b.slug(f"claim-{c.id}"),
         )
         for c in claims
     ]
-    return Table(columns("this run shows:name", "observed", said, "source:name"), rows, f"{said}s")
+    return b.Table(
+        b.columns("this run shows:name", "observed", said, "source:name"), rows, f"{said}s"
+    )
 
 
-def _mitigations(incident: Incident) -> list[Block]:
-    return table(
+def _mitigations(incident: Incident) -> list[b.Block]:
+    return b.table(
         ["mitigation:name", "this run", "what it does", "try it"],
-        [(code(m.name), _tried(m), m.description, code(m.command)) for m in incident.mitigations],
+        [
+            (b.code(m.name), _tried(m), m.description, b.code(m.command))
+            for m in incident.mitigations
+        ],
         "mitigations",
     )
 
@@ -412,112 +399,123 @@ def _tried(mitigation: MitigationFacts) -> str:
     return effective_words(mitigation) + observed
 
 
-def context(incident: Incident) -> Iterator[Section]:
+def context(incident: Incident) -> Iterator[b.Section]:
     """The sections on what the run was made with, and how it went."""
-    yield Section("What differs from production", _differences(incident), 65)
-    yield Section(
+    yield b.Section("What differs from production", _differences(incident), 65)
+    yield b.Section(
         "Upstream",
-        bullets(
+        b.bullets(
             [
-                (link(r.id, r.url), f": {r.title}" + (f" ({r.note})" if r.note else ""))
+                (b.link(r.id, r.url), f": {r.title}" + (f" ({r.note})" if r.note else ""))
                 for r in incident.references[:40]
             ]
         ),
         55,
     )
-    yield Section("Environment", [*_environment(incident)], 75)
-    yield Section("How the run went", [*_run(incident)], 40)
-    yield Section("Requests", _requests(incident), 30)
-    yield Section("Packages", _packages(incident), 10)
+    yield b.Section("Environment", [*_environment(incident)], 75)
+    yield b.Section("How the run went", [*_run(incident)], 40)
+    yield b.Section("Requests", _requests(incident), 30)
+    yield b.Section("Packages", _packages(incident), 10)
 
 
-def _differences(incident: Incident) -> list[Block]:
+def _differences(incident: Incident) -> list[b.Block]:
     words = FIDELITY_WORDS[incident.fidelity]
-    blocks: list[Block] = [Paragraph(("Fidelity ", strong(incident.fidelity.value), f": {words}."))]
+    blocks: list[b.Block] = [
+        b.Paragraph(("Fidelity ", b.strong(incident.fidelity.value), f": {words}."))
+    ]
     if not incident.stand_ins and incident.diagnosis is None:
-        blocks.append(Paragraph("No stand-in: the engine's code is unmodified."))
-    rows = [(code(s.name), s.replaces, s.why, stand_in_use(s)) for s in incident.stand_ins]
-    blocks += table(["stand-in:name", "replaces", "why", "in this run"], rows, "stand-ins")
+        blocks.append(b.Paragraph("No stand-in: the engine's code is unmodified."))
+    rows = [(b.code(s.name), s.replaces, s.why, stand_in_use(s)) for s in incident.stand_ins]
+    blocks += b.table(["stand-in:name", "replaces", "why", "in this run"], rows, "stand-ins")
     return blocks + settings_table(incident.engine.settings)
 
 
-def settings_table(settings: Sequence[Setting]) -> list[Block]:
+def settings_table(settings: Sequence[Setting]) -> list[b.Block]:
     """Settings that differ from the engine's own, folded."""
-    rows = [(code(s.name), code(s.value), s.why) for s in settings]
-    shown = table(["setting:name", "value", "why"], rows, "settings")
-    return folded(f"{count(len(rows), 'setting')} other than the engine's own", shown)
+    rows = [(b.code(s.name), b.code(s.value), s.why) for s in settings]
+    shown = b.table(["setting:name", "value", "why"], rows, "settings")
+    return b.folded(f"{b.count(len(rows), 'setting')} other than the engine's own", shown)
 
 
-def _environment(incident: Incident) -> Iterator[Block]:
+def _environment(incident: Incident) -> Iterator[b.Block]:
     rows = environment(incident)
-    yield from folded("Engine, wheel, model, host", [Facts(rows, "environment")])
+    yield from b.folded("Engine, wheel, model, host", [b.Facts(rows, "environment")])
     engine = incident.engine
     if engine.command:
         variables = [f"{name}={value}" for name, value in engine.environment.items()]
-        command = Fence("\n".join([*variables, " ".join(engine.command)]), "sh")
-        yield from folded(started_with(incident).rstrip(":"), [command])
+        command = b.Fence("\n".join([*variables, " ".join(engine.command)]), "sh")
+        yield from b.folded(started_with(incident).rstrip(":"), [command])
 
 
-def _packages(incident: Incident) -> list[Block]:
+def _packages(incident: Incident) -> list[b.Block]:
     packages = incident.engine.packages
     if not packages:
         return []
     file = incident.engine.packages_file
-    where: list[Block] = []
+    where: list[b.Block] = []
     if file:
-        where = [Paragraph(("With hashes: ", code("evidence/" + file.removeprefix("evidence/"))))]
-    shown = [*where, Fence("\n".join(packages[:2000]))]
-    return folded(f"{len(packages)} packages as resolved", shown)
+        where = [
+            b.Paragraph(("With hashes: ", b.code("evidence/" + file.removeprefix("evidence/"))))
+        ]
+    shown = [*where, b.Fence("\n".join(packages[:2000]))]
+    return b.folded(f"{len(packages)} packages as resolved", shown)
 
 
-def _run(incident: Incident) -> Iterator[Block]:
+def _run(incident: Incident) -> Iterator[b.Block]:
     if gate := incident.gate:
         latency = span(gate.latencies_s)
         rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
-        yield Paragraph(
+        yield b.Paragraph(
             (
                 "Warm-up check ",
-                strong("passed", "good") if gate.passed else strong("failed", "bad"),
+                b.strong("passed", "good") if gate.passed else b.strong("failed", "bad"),
                 f": {sentence(gate.why)}"
                 + (f" Latencies {latency}." if latency else "")
                 + (f" Deadline {duration(gate.deadline_s)}{rule}." if gate.deadline_s else ""),
             )
         )
     if text := latencies(incident):
-        yield Paragraph(text)
+        yield b.Paragraph(text)
     if text := engine_exit(incident):
-        yield Paragraph(strong(text, "bad"))
+        yield b.Paragraph(b.strong(text, "bad"))
     processes = footprint(incident)[:40]
     heads = ["process", "resident memory:number", "threads:number"]
-    shown = table(heads, processes, "processes of the engine")
-    yield from folded(f"{len(processes)} rows on the engine's processes", shown)
+    shown = b.table(heads, processes, "processes of the engine")
+    yield from b.folded(f"{len(processes)} rows on the engine's processes", shown)
     probes = incident.evidence.probes
     rows = [
-        Row(
-            (code(p.probe), p.phase, p.status.value, duration(p.seconds), p.reason, codes(p.raw)),
+        b.Row(
+            (
+                b.code(p.probe),
+                p.phase,
+                p.status.value,
+                duration(p.seconds),
+                p.reason,
+                b.codes(p.raw),
+            ),
             tone="" if p.ok else "unsure",
             status=p.status.value,
         )
         for p in probes[:500]
     ]
     bad = sum(p.status is not ProbeStatus.OK for p in probes)
-    names = columns("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
-    shown = [Table(names, rows, "probe results")] if rows else []
-    yield from folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
+    names = b.columns("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
+    shown = [b.Table(names, rows, "probe results")] if rows else []
+    yield from b.folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
     for what, stages in (
         ("Time spent", incident.stages),
         ("Within the engine's start", incident.engine.start_stages),
     ):
         if stages:
             spent = ", ".join(f"{n} {duration(s)}" for n, s in list(stages.items())[:30] if sane(s))
-            yield Paragraph(f"{what}: {spent}.")
-    yield Paragraph((strong("Left behind: "), left_behind(incident)))
-    yield from bullets([code(item) for item in incident.left_behind[:100]])
+            yield b.Paragraph(f"{what}: {spent}.")
+    yield b.Paragraph((b.strong("Left behind: "), left_behind(incident)))
+    yield from b.bullets([b.code(item) for item in incident.left_behind[:100]])
 
 
-def _requests(incident: Incident) -> list[Block]:
+def _requests(incident: Incident) -> list[b.Block]:
     rows = [
-        Row(
+        b.Row(
             (
                 g.ids,
                 g.first.phase,
@@ -530,9 +528,9 @@ def _requests(incident: Incident) -> list[Block]:
         )
         for g in timeline.request_groups(incident.evidence.requests)[:500]
     ]
-    heads = columns("id:name", "phase:name", "what for", "answer:name", "latency:name", "error")
-    shown: list[Block] = [Table(heads, rows, "requests")] if rows else []
-    return folded(f"{len(incident.evidence.requests)} requests", shown)
+    heads = b.columns("id:name", "phase:name", "what for", "answer:name", "latency:name", "error")
+    shown: list[b.Block] = [b.Table(heads, rows, "requests")] if rows else []
+    return b.folded(f"{len(incident.evidence.requests)} requests", shown)
 
 
 # ------------------------------------------------------------------------------------- JUnit
@@ -624,20 +622,20 @@ def _condition_case(condition: ConditionResult, name: str, as_expected: bool) ->
 # ------------------------------------------------------------------ verdict and summary
 
 
-def badge(incident: Incident) -> Badge:
+def badge(incident: Incident) -> b.Badge:
     """The verdict; its tone is good where it is the expected one."""
     verdict = incident.verdict
     if verdict is None:
         label = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No verdict"}
-        return Badge(label[incident.state], "unsure", "no verdict was reached")
+        return b.Badge(label[incident.state], "unsure", "no verdict was reached")
     label_text = OUTCOME_WORDS[verdict.outcome]
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        return Badge(label_text, "unsure", "the failure is neither shown nor excluded")
+        return b.Badge(label_text, "unsure", "the failure is neither shown nor excluded")
     if verdict.expected is None:
-        return Badge(label_text, "unsure", "no outcome was expected")
+        return b.Badge(label_text, "unsure", "no outcome was expected")
     if verdict.as_expected:
-        return Badge(label_text, "good", "as expected")
-    return Badge(label_text, "bad", f"expected: {OUTCOME_WORDS[verdict.expected].lower()}")
+        return b.Badge(label_text, "good", "as expected")
+    return b.Badge(label_text, "bad", f"expected: {OUTCOME_WORDS[verdict.expected].lower()}")
 
 
 def engine_name(incident: Incident) -> str:

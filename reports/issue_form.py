@@ -17,18 +17,7 @@ from typing import Final
 from mmrepro.base.units import size
 from mmrepro.incident import Incident
 from mmrepro.records import HostFacts, Setting, WheelFacts
-from mmrepro.reports import finding as replayed, findings, gfm, incident as runs
-from mmrepro.reports.blocks import (
-    Block,
-    Details,
-    Fence,
-    Paragraph,
-    Stack,
-    bullets,
-    code,
-    strong,
-    table,
-)
+from mmrepro.reports import blocks as b, finding as replayed, findings, gfm, incident as runs
 from mmrepro.reports.bundle import redact_log
 from mmrepro.reports.finding import LoadedFinding
 from mmrepro.reports.findings import SCRIPT_FILE
@@ -187,15 +176,15 @@ def incident_issue(incident: Incident) -> str:
         for frame in (shown.key_stack.frames if shown.key_stack else [])
     ]
     # The stack stands below the log's lines.
-    card = [block for block in runs.compose(shown).card if not isinstance(block, Stack)]
-    card.append(Paragraph(f"Fidelity {shown.fidelity}: {FIDELITY_WORDS[shown.fidelity]}."))
+    card = [block for block in runs.compose(shown).card if not isinstance(block, b.Stack)]
+    card.append(b.Paragraph(f"Fidelity {shown.fidelity}: {FIDELITY_WORDS[shown.fidelity]}."))
     rows = [(row.check, row.observed, row.healthy) for row in shown.symptoms]
     command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
     report = Report(
         engine=shown.engine.name,
         title=one_line(runs.title(shown), 200),
-        description=_markdown([*card, *table(["check", "observed", "healthy"], rows)]),
+        description=_markdown([*card, *b.table(["check", "observed", "healthy"], rows)]),
         reproduction=gfm.fence("\n".join(filter(None, [command, *steps])), "sh", 10, 4000),
         environment=environment(
             runs.engine_name(shown),
@@ -269,29 +258,29 @@ def environment(
     return "\n\n".join([body, *notes])
 
 
-def _markdown(blocks: Sequence[Block]) -> str:
+def _markdown(blocks: Sequence[b.Block]) -> str:
     return "\n\n".join(render_blocks(blocks))
 
 
 def _described(loaded: LoadedFinding) -> str:
     finding = loaded.finding
-    blocks: list[Block] = [
-        Paragraph((strong("Observed:"), f" {runs.sentence(findings.observation(finding))}")),
-        Paragraph((strong("Expected:"), f" {findings.expected(finding)}.")),
-        Paragraph(
+    blocks: list[b.Block] = [
+        b.Paragraph((b.strong("Observed:"), f" {runs.sentence(findings.observation(finding))}")),
+        b.Paragraph((b.strong("Expected:"), f" {findings.expected(finding)}.")),
+        b.Paragraph(
             f"Observed in {findings.rate_words(finding.rate)} on fresh servers. "
             f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}"
         ),
     ]
     if loaded.sequence is not None:
-        blocks.append(Fence(drawing(loaded.sequence)))
+        blocks.append(b.Fence(drawing(loaded.sequence)))
     if finding.known:
-        name = code(findings.known_name(finding))
-        blocks.append(Paragraph(("It fits the known failure ", name, f": {finding.known_why}")))
+        name = b.code(findings.known_name(finding))
+        blocks.append(b.Paragraph(("It fits the known failure ", name, f": {finding.known_why}")))
     if finding.needed:
-        blocks.append(Details("Why each request is needed", replayed.needed(loaded)))
+        blocks.append(b.Details("Why each request is needed", replayed.needed(loaded)))
     if loaded.limits:
-        blocks += [Paragraph("What this does not show:"), *bullets(loaded.limits)]
+        blocks += [b.Paragraph("What this does not show:"), *b.bullets(loaded.limits)]
     return _markdown(blocks)
 
 

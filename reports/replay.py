@@ -8,22 +8,7 @@ from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Replay, bucket_words
-from mmrepro.reports import documents, findings
-from mmrepro.reports.blocks import (
-    Block,
-    Page,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    table,
-)
+from mmrepro.reports import blocks as b, documents, findings
 from mmrepro.reports.bundle_file import is_bundle, read_listed
 from mmrepro.reports.documents import Kind, load_document, read_document
 
@@ -62,7 +47,7 @@ def write_replay(replay: Replay, directory: Path) -> None:
     documents.write(KIND, replay, directory)
 
 
-def compose(replay: Replay, folder: str = "") -> Page:
+def compose(replay: Replay, folder: str = "") -> b.Page:
     """The page. ``folder``: the replay's, for its commands; empty: they are typed in it."""
     found = listed(replay)
     nothing = "no oracle objects to this traffic"
@@ -72,11 +57,11 @@ def compose(replay: Replay, folder: str = "") -> Page:
         for s in replay.unconfirmed[:100]
     ]
     counted = findings.times(replay.counted)
-    return Page(
+    return b.Page(
         title=f"Replay of {where}",
         badge=findings.badge(replay, replay.findings, nothing),
         subject=where,
-        warning=Warning(replay.failure) if replay.failure else None,
+        warning=b.Warning(replay.failure) if replay.failure else None,
         card=[*findings.card(found)],
         counts=[
             *findings.counts(replay.findings, len(replay.unconfirmed)),
@@ -85,22 +70,22 @@ def compose(replay: Replay, folder: str = "") -> Page:
         ],
         commands=[*_commands(replay, folder)],
         sections=[
-            Section("Shrinking", findings.shrinking(found), 80),
+            b.Section("Shrinking", findings.shrinking(found), 80),
             findings.findings_section(found),
-            Section(
+            b.Section(
                 "Observed once, not again",
-                table(["class:name", "observed", "expected"], once, "observed once"),
+                b.table(["class:name", "observed", "expected"], once, "observed once"),
                 85,
             ),
-            Section("Counted, not reported", [Paragraph(counted)] if counted else [], 50),
-            Section("What could not be judged", bullets(replay.unseen), 75),
-            Section("The traffic", bullets(origin(replay)), 55),
-            Section("Attempts", _attempts(replay), 30),
+            b.Section("Counted, not reported", [b.Paragraph(counted)] if counted else [], 50),
+            b.Section("What could not be judged", b.bullets(replay.unseen), 75),
+            b.Section("The traffic", b.bullets(origin(replay)), 55),
+            b.Section("Attempts", _attempts(replay), 30),
             *findings.context(replay, _setup(replay), replay.limits),
         ],
         footer=(
             f"Replay {replay.id}, {replay.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            code(REPLAY_FILE),
+            b.code(REPLAY_FILE),
             "; each finding has a folder of its own.",
         ),
     )
@@ -121,7 +106,7 @@ def source(replay: Replay) -> str:
     """``night.har (200 requests)``."""
     kind = {"case": "a case", "har": "a HAR", "batch": "a batch"}
     where = replay.origin.file or kind.get(replay.origin.format, replay.origin.format)
-    return f"{where} ({count(replay.requests, 'request')})"
+    return f"{where} ({b.count(replay.requests, 'request')})"
 
 
 def starts(replay: Replay) -> int:
@@ -154,9 +139,9 @@ def origin(replay: Replay) -> list[str]:
     return words + list(found.notes)
 
 
-def _attempts(replay: Replay) -> list[Block]:
+def _attempts(replay: Replay) -> list[b.Block]:
     rows = [
-        Row(
+        b.Row(
             (
                 str(play.number),
                 play.what,
@@ -174,8 +159,8 @@ def _attempts(replay: Replay) -> list[Block]:
         *("attempt:number", "for", "requests:number", "ended", "showed"),
         *("start:number", "took:number"),
     )
-    shown: list[Block] = [Table(columns(*heads), rows, "attempts")] if rows else []
-    return folded(count(len(rows), "attempt"), shown, open=len(rows) <= 12)
+    shown: list[b.Block] = [b.Table(b.columns(*heads), rows, "attempts")] if rows else []
+    return b.folded(b.count(len(rows), "attempt"), shown, open=len(rows) <= 12)
 
 
 def _setup(replay: Replay) -> list[tuple[str, str]]:
