@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
@@ -20,18 +19,8 @@ from mmrepro.incident.searches import (
     FactorClass,
     FactorResult,
 )
-from mmrepro.reports import blocks as b
-from mmrepro.reports.documents import Kind, load_document
-from mmrepro.reports.incident import sentence
-from mmrepro.reports.words import (
-    CLAIM_MARKS,
-    CLAIM_TONES,
-    CLAIM_WORDS,
-    FIDELITY_WORDS,
-    OUTCOME_WORDS,
-    run_link,
-    scenario_name,
-)
+from mmrepro.reports import blocks as b, words
+from mmrepro.reports.documents import kind
 from mmrepro.signature import Truth
 
 _FOUND: Final = 8
@@ -95,38 +84,27 @@ _BADGES: Final = {
 BASELINE: Final = "(the failing baseline)"
 
 
-def load(directory: Path) -> Ablation:
-    """The ablation kept in ``directory``. Raises BadIncident and says why."""
-    return load_document(directory, ABLATION_FILE, Ablation, "ablation", SCHEMA_VERSION)
-
-
 def compose(ablation: Ablation) -> b.Page:
-    where = f"{scenario_name(ablation.scenario)} on {ablation.engine} {ablation.release}"
-    stand_ins = [(b.code(s.name), s.replaces, s.why, cells) for s, cells in _stand_ins(ablation)]
+    where = f"{words.scenario_name(ablation.scenario)} on {ablation.engine} {ablation.release}"
+    hypotheses = words.claims(ablation.hypotheses, "status", "hypothesis", "hypotheses")
     return b.Page(
         title=f"Ablation of {where}",
         badge=badge(ablation),
         subject=where + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
-        warning=b.Warning(sentence(ablation.failure)) if ablation.failure else None,
+        warning=b.Warning(words.sentence(ablation.failure)) if ablation.failure else None,
         card=[*_card(ablation)],
         counts=[*_counts(ablation)],
         commands=[("to repeat it", ablation.command)],
         sections=[
             b.Section("Which setting is the cause", [*_factors(ablation)], 97),
             b.Section("Smallest workarounds", _workarounds(ablation), 95),
-            b.Section("The report's hypotheses", _hypotheses(ablation), 93),
+            b.Section("The report's hypotheses", hypotheses, 93),
             b.Section("What this does not establish", b.bullets(ablation.limits), 85),
             b.Section("Every run", _runs(ablation), 60),
-            b.Section(
-                "Stand-ins", b.table(["stand-in:name", "replaces", "why", "in"], stand_ins), 65
-            ),
+            b.Section("Stand-ins", words.stand_ins(_stand_ins(ablation), "in"), 65),
             b.Section("Set-up", [b.Facts(_setup(ablation))], 50),
         ],
-        footer=(
-            f"Ablation {ablation.id}, {ablation.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            b.code(ABLATION_FILE),
-            "; each run's incident lies in its own folder.",
-        ),
+        footer=words.footer(f"Ablation {ablation.id}", ablation.created, ABLATION_FILE, words.RUNS),
     )
 
 
@@ -138,7 +116,7 @@ def badge(ablation: Ablation) -> b.Badge:
 
 
 def outcome_word(run: CellRun) -> str:
-    return OUTCOME_WORDS[run.outcome].lower() if run.outcome else "no verdict"
+    return words.outcome(run.outcome) if run.outcome else "no verdict"
 
 
 def cell_words(cell: Cell | None) -> tuple[str, str, str]:
@@ -152,11 +130,11 @@ def cell_words(cell: Cell | None) -> tuple[str, str, str]:
     )
 
 
-def _counted(words: Sequence[str]) -> str:
+def _counted(given: Sequence[str]) -> str:
     """``gone``, or ``2 × gone, 1 × there``; ``reproduced (3 of 3)`` where several runs agree."""
-    found = Counter(words)
+    found, many = Counter(given), len(given)
     if len(found) == 1:
-        return words[0] if len(words) == 1 else f"{words[0]} ({len(words)} of {len(words)})"
+        return given[0] if many == 1 else f"{given[0]} ({many} of {many})"
     return ", ".join(f"{number} × {word}" for word, number in found.most_common())
 
 
@@ -165,15 +143,10 @@ def _counted(words: Sequence[str]) -> str:
 
 def _card(ablation: Ablation) -> Iterator[b.Block]:
     if ablation.explanation:
-        text = sentence(ablation.explanation)
-        yield b.Paragraph(b.strong(text[:1].upper() + text[1:]))
+        yield b.Paragraph(b.strong(words.capital(words.sentence(ablation.explanation))))
     told = [f for f in ablation.factors if f.factor_class not in (None, FactorClass.IRRELEVANT)]
-    rows = [
-        (f.name, _class(f), *cell_words(ablation.cell((f.name,))), b.code(f.setting))
-        for f in told[:_FOUND]
-    ]
-    heads = ["factor:name", "class:name", "outcome", "symptom", "cause", "toggled to"]
-    yield from b.table(heads, rows, "factors that matter")
+    rows = [_alone(ablation, f) for f in told[:_FOUND]]
+    yield from b.table(_ALONE, rows, "factors that matter")
     if len(told) > _FOUND:
         yield b.Paragraph(f"{len(told) - _FOUND} more factors matter.", "soft")
 
@@ -186,7 +159,7 @@ def _counts(ablation: Ablation) -> Iterator[str]:
         if classes[unimportant]:
             yield f"{b.count(classes[unimportant], 'factor')} {word}"
     statuses = Counter(claim.status for claim in ablation.hypotheses)
-    for status, word in CLAIM_WORDS.items():
+    for status, word in words.CLAIM_WORDS.items():
         if number := statuses[status]:
             yield f"{number} {'hypothesis' if number == 1 else 'hypotheses'} {word}"
 
@@ -204,27 +177,25 @@ def _factors(ablation: Ablation) -> Iterator[b.Block]:
         "observed of it."
     )
     baseline = ablation.cell(())
-    first = [b.Row((BASELINE, "–", *cell_words(baseline), "", ""), "soft")] if baseline else []
+    first = [b.row(BASELINE, "–", *cell_words(baseline), "", "", tone="soft")] if baseline else []
     rows = [
-        b.Row(
-            (f.name, _class(f), *cell_words(ablation.cell((f.name,))), b.code(f.setting),
-             b.code(f.failing)),
-            status=str(f.factor_class or ""),
-        )
+        b.row(*_alone(ablation, f), b.code(f.failing), status=str(f.factor_class or ""))
         for f in ablation.factors
-    ]  # fmt: skip
-    names = ("factor:name", "class:name", "outcome", "symptom", "cause", "toggled to")
-    yield b.Table(b.columns(*names, "failing setting"), first + rows, "factors")
+    ]
+    yield from b.table([*_ALONE, "failing setting"], first + rows, "factors")
     whys = [(f.name, f.why, f.claim, f.description) for f in ablation.factors if f.why]
     heads = ["factor:name", "why", "what is claimed of it", "what it is"]
     yield from b.folded("Why each class", b.table(heads, whys, "why each class"))
 
 
-def _class(factor: FactorResult) -> b.Inline:
-    if factor.factor_class is None:
-        return "–"
-    word, tone, _ = _CLASSES[factor.factor_class]
-    return b.toned(word, tone)
+_ALONE: Final = ("factor:name", "class:name", "outcome", "symptom", "cause", "toggled to")
+
+
+def _alone(ablation: Ablation, factor: FactorResult) -> tuple[b.Inline, ...]:
+    """What came of the factor, toggled alone."""
+    of = factor.factor_class
+    name = b.toned(*_CLASSES[of][:2]) if of else "–"
+    return factor.name, name, *cell_words(ablation.cell((factor.name,))), b.code(factor.setting)
 
 
 def _workarounds(ablation: Ablation) -> list[b.Block]:
@@ -232,44 +203,31 @@ def _workarounds(ablation: Ablation) -> list[b.Block]:
     return b.table(["toggle:name", "setting", "observed"], rows, "smallest workarounds")
 
 
-def _hypotheses(ablation: Ablation) -> list[b.Block]:
-    rows = [
-        b.Row(
-            (
-                b.toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
-                c.observed,
-                c.text,
-                c.source,
-            ),
-            status=c.status.value,
-        )
-        for c in ablation.hypotheses
-    ]
-    heads = b.columns("status:name", "observed", "hypothesis", "source")
-    return [b.Table(heads, rows, "hypotheses")] if rows else []
-
-
 def _runs(ablation: Ablation) -> list[b.Block]:
     rows = [
-        b.Row(
-            (
-                " + ".join(cell.flips) or BASELINE,
-                run.error or outcome_word(run),
-                run.symptom_observed,
-                f"{_THERE[run.cause]}: {run.cause_observed}",
-                _STATES[cell.state],
-                duration(run.seconds),
-                run_link(run.incident_dir),
-            ),
+        b.row(
+            " + ".join(cell.flips) or BASELINE,
+            run.error or outcome_word(run),
+            run.symptom_observed,
+            f"{_THERE[run.cause]}: {run.cause_observed}",
+            _STATES[cell.state],
+            duration(run.seconds),
+            words.run_link(run.incident_dir),
             status=cell.state.value,
         )
         for cell in ablation.cells
         for run in cell.runs
     ]
-    heads = b.columns(
-        *("toggled:name", "run", "symptom", "cause", "all of its runs", "took:number", "incident")
+    heads = (
+        "toggled:name",
+        "run",
+        "symptom",
+        "cause",
+        "all of its runs",
+        "took:number",
+        "incident",
     )
-    return b.folded(b.count(len(rows), "run"), [b.Table(heads, rows, "runs")] if rows else [])
+    return b.counted("run", heads, rows, most=0)
 
 
 def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
@@ -284,12 +242,11 @@ def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
 
 
 def _setup(ablation: Ablation) -> list[tuple[str, b.Inline]]:
-    fidelity, host = ablation.fidelity, ablation.host
     seconds = sum(run.seconds for cell in ablation.cells for run in cell.runs)
     return [
         ("engine", f"{ablation.engine} {ablation.release}"),
         ("device", ablation.device),
-        ("fidelity", f"{fidelity}: {FIDELITY_WORDS[fidelity]}" if fidelity else "unknown"),
+        ("fidelity", words.fidelity_words(ablation.fidelity)),
         ("scenario", b.prose(ablation.scenario.title)),
         ("runs of each cell", f"{ablation.repeat}; {ablation.threshold} failing make it fail"),
         (
@@ -297,16 +254,8 @@ def _setup(ablation: Ablation) -> list[tuple[str, b.Inline]]:
             f"{ablation.runs} in {len(ablation.cells)} cells, {ablation.reused} of them reused; "
             f"{duration(seconds)} of engine time in all",
         ),
-        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
-        ("made by", f"mmrepro {ablation.mmrepro_version}"),
+        *words.made_on(ablation.host, ablation.mmrepro_version),
     ]
 
 
-KIND: Final = Kind(
-    "an ablation",
-    ("ablation.md", "ablation.html"),
-    load,
-    compose,
-    lambda ablation: ablation,
-    file=ABLATION_FILE,
-)
+KIND: Final = kind("ablation", ABLATION_FILE, Ablation, SCHEMA_VERSION, compose)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration, size
@@ -18,9 +17,8 @@ from mmrepro.incident.acceptance import (
     counts,
 )
 from mmrepro.records import GpuFacts
-from mmrepro.reports import blocks as b
-from mmrepro.reports.documents import Kind, load_document
-from mmrepro.reports.incident import sentence
+from mmrepro.reports import blocks as b, words
+from mmrepro.reports.documents import kind
 
 VERSION: Final = 1
 _WORDS: Final[dict[Status, tuple[str, b.Tone]]] = {
@@ -31,11 +29,6 @@ _WORDS: Final[dict[Status, tuple[str, b.Tone]]] = {
 }
 _TROUBLE: Final = 4
 """Failed rows on the first screen."""
-
-
-def load(directory: Path) -> Acceptance:
-    """The acceptance kept in ``directory``. Raises BadIncident and says why."""
-    return load_document(directory, SUMMARY_FILE, Acceptance, "acceptance", VERSION)
 
 
 def compose(acceptance: Acceptance) -> b.Page:
@@ -115,7 +108,7 @@ def _card(acceptance: Acceptance) -> Iterator[b.Block]:
 
 def _part(part: PartRecord) -> Iterator[b.Block]:
     """What did not pass, what passed, the GPUs' use and the commands."""
-    yield b.Paragraph(f"Shows that {sentence(part.title)}")
+    yield b.Paragraph(f"Shows that {words.sentence(part.title)}")
     for passed in (False, True):
         rows = [
             _row(row, step)
@@ -124,7 +117,7 @@ def _part(part: PartRecord) -> Iterator[b.Block]:
             if (row.status is Status.PASSED) is passed
         ]
         names = ("status:name", "observed", "asked", "expected", "source", "seconds:number")
-        shown: list[b.Block] = [b.Table(b.columns(*names), rows, part.part)] if rows else []
+        shown = b.table(names, rows, part.part)
         yield from b.folded(f"{b.count(len(rows), 'row')} passed", shown) if passed else shown
     uses = [
         (use.step, str(use.gpu), str(use.readings), _utilisation(use), _memory(use))
@@ -140,7 +133,7 @@ def _row(row: Asked, step: StepRecord) -> b.Row:
     alone = row.seconds is not None or len(step.rows) == 1
     took = f"{seconds:.1f}" if alone and seconds else "–"
     cells = (_status(row.status), row.seen, row.asked, row.expected, row.source, took)
-    return b.Row(cells, status=row.status.value)
+    return b.row(*cells, status=row.status.value)
 
 
 def _ran(step: StepRecord) -> b.Inline:
@@ -184,11 +177,4 @@ def _gpu_facts(one: GpuFacts) -> str:
     return ", ".join([*filter(None, facts), "taken" if one.taken else one.users or "not taken"])
 
 
-KIND: Final = Kind(
-    "an acceptance",
-    ("summary.md", "summary.html"),
-    load,
-    compose,
-    lambda acceptance: acceptance,
-    file=SUMMARY_FILE,
-)
+KIND: Final = kind("acceptance", SUMMARY_FILE, Acceptance, VERSION, compose)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from markupsafe import Markup
@@ -19,10 +18,8 @@ from mmrepro.incident.searches import (
     Side,
     SideConclusion,
 )
-from mmrepro.reports import blocks as b, svg
-from mmrepro.reports.documents import Kind, load_document
-from mmrepro.reports.incident import sentence
-from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_WORDS, run_link, scenario_name
+from mmrepro.reports import blocks as b, svg, words
+from mmrepro.reports.documents import kind
 from mmrepro.text.sanitize import one_line
 
 CHANCES: Final = 12
@@ -56,21 +53,16 @@ CONCLUSIONS: Final[dict[SideConclusion, str]] = {
 }
 
 
-def load(directory: Path) -> Bisection:
-    """The bisection kept in ``directory``. Raises BadIncident and says why."""
-    return load_document(directory, BISECTION_FILE, Bisection, "bisection", BISECTION_VERSION)
-
-
 def compose(bisection: Bisection) -> b.Page:
     found = sides(bisection)
     answers = "; ".join(answer(bisection, direction, side) for direction, side in found)
-    stand_ins = [(b.code(s.name), s.replaces, s.why) for s in bisection.stand_ins]
-    over = f"{scenario_name(bisection.scenario)} over {bisection.engine} {bisection.by}s"
+    stand_ins = ((one, "") for one in bisection.stand_ins)
+    over = f"{words.scenario_name(bisection.scenario)} over {bisection.engine} {bisection.by}s"
     return b.Page(
         title=f"Bisection of {over}",
         badge=badge(bisection),
         subject=over + (f": {answers}" if answers else ""),
-        warning=b.Warning(sentence(bisection.failure)) if bisection.failure else None,
+        warning=b.Warning(words.sentence(bisection.failure)) if bisection.failure else None,
         card=[*_card(bisection)],
         counts=[
             f"{b.count(bisection.runs, 'run')} of {len(ran(bisection))} of "
@@ -84,14 +76,12 @@ def compose(bisection: Bisection) -> b.Page:
             b.Section("Runs next to a boundary", _runs(bisection), 80),
             b.Section("Every point that was run", [*_points(bisection)], 95),
             b.Section("What this does not establish", b.bullets(bisection.limits), 85),
-            b.Section("Stand-ins", b.table(["stand-in:name", "replaces", "why"], stand_ins), 60),
+            b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60),
             b.Section("Repeat one run", _commands(bisection), 70),
             b.Section("Set-up", [b.Facts(_setup(bisection))], 50),
         ],
-        footer=(
-            f"Bisection {bisection.id}, {bisection.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            b.code(BISECTION_FILE),
-            "; each run's incident lies in its own folder.",
+        footer=words.footer(
+            f"Bisection {bisection.id}", bisection.created, BISECTION_FILE, words.RUNS
         ),
     )
 
@@ -147,7 +137,7 @@ def ran(bisection: Bisection) -> list[Point]:
 
 def attempt_word(attempt: Attempt) -> str:
     if attempt.outcome is not None:
-        return OUTCOME_WORDS[attempt.outcome].lower()
+        return words.outcome(attempt.outcome)
     return f"no verdict ({attempt.lost})" if attempt.lost else "no verdict"
 
 
@@ -198,24 +188,18 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
 def _points(bisection: Bisection) -> Iterator[b.Block]:
     """The points that were run, oldest first."""
     rows = [
-        b.Row(
-            (
-                *_cells(point),
-                duration(sum(run.seconds for run in point.runs)),
-                point.why,
-                "affected" if point.declared else "–",
-                point.uploaded[:10] or "–",
-            ),
+        b.row(
+            *_cells(point),
+            duration(sum(run.seconds for run in point.runs)),
+            point.why,
+            "affected" if point.declared else "–",
+            point.uploaded[:10] or "–",
             status=str(point.verdict),
         )
         for point in ran(bisection)
     ]
     names = (f"{bisection.by}:name", "verdict:name", "runs", "took:number", "observed")
-    shown = b.Table(
-        b.columns(*names, "declared:name", "uploaded:name"), rows, "points that were run"
-    )
-    blocks = [shown] if rows else []
-    yield from b.folded(b.count(len(rows), "point"), blocks, open=len(rows) <= OPEN_POINTS)
+    yield from b.counted("point", [*names, "declared:name", "uploaded:name"], rows, OPEN_POINTS)
 
 
 def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
@@ -235,7 +219,7 @@ def _runs(bisection: Bisection) -> list[b.Block]:
             attempt_word(run),
             run.error or run.explanation,
             duration(run.seconds),
-            run_link(run.incident),
+            words.run_link(run.incident),
         )
         for point in _boundary(bisection)
         for run in point.runs
@@ -251,8 +235,6 @@ def _commands(bisection: Bisection) -> list[b.Block]:
 
 
 def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
-    host = bisection.host
-    kinds = dict.fromkeys(p.fidelity for p in bisection.points if p.fidelity)
     wheels = dict.fromkeys(
         f"{p.wheel.project}: {p.wheel.origin}" for p in bisection.points if p.wheel
     )
@@ -261,7 +243,7 @@ def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
         ("engine", bisection.engine),
         *(("wheels", text) for text in wheels),
         ("device", bisection.device),
-        ("fidelity", "; ".join(f"{k}: {FIDELITY_WORDS[k]}" for k in kinds) or "unknown"),
+        ("fidelity", words.fidelity_words(*(p.fidelity for p in bisection.points))),
         ("scenario", b.prose(bisection.scenario.title)),
         ("declared affected", bisection.scenario.affected),
         ("known bad", _short(bisection, bisection.known_bad) or "none"),
@@ -269,8 +251,7 @@ def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
         ("order", how),
         ("runs of each", str(bisection.repeat) if bisection.repeat else "as many as needed"),
         ("runs", f"{bisection.runs}, {duration(bisection.seconds)} in all, environments included"),
-        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
-        ("made by", f"mmrepro {bisection.mmrepro_version}"),
+        *words.made_on(bisection.host, bisection.mmrepro_version),
     ]
 
 
@@ -282,8 +263,7 @@ def _boundary(bisection: Bisection) -> list[Point]:
 
 def _sentence(text: str) -> str:
     """With a capital, unless it begins with a commit or a release."""
-    capital = text.partition(" ")[0].isalpha()
-    return sentence(text[:1].upper() + text[1:] if capital else text)
+    return words.sentence(words.capital(text) if text.partition(" ")[0].isalpha() else text)
 
 
 def _short(bisection: Bisection, named: str) -> str:
@@ -353,11 +333,4 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
         yield svg.text(middle, top, told, f"name {anchor}")
 
 
-KIND: Final = Kind(
-    "a bisection",
-    ("bisection.md", "bisection.html"),
-    load,
-    compose,
-    lambda bisection: bisection,
-    file=BISECTION_FILE,
-)
+KIND: Final = kind("bisection", BISECTION_FILE, Bisection, BISECTION_VERSION, compose)

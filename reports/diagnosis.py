@@ -18,8 +18,8 @@ from mmrepro.incident.diagnosis import (
     NamedClass,
     ServerState,
 )
-from mmrepro.reports import blocks as b, incident as runs
-from mmrepro.reports.junit import Case, How
+from mmrepro.reports import blocks as b, incident as runs, words
+from mmrepro.reports.documents import Case, How
 from mmrepro.text.sanitize import one_line
 
 _FITS: Final[dict[Fit, b.Tone]] = {
@@ -68,11 +68,11 @@ def tone(diagnosis: Diagnosis) -> b.Tone:
 
 def answer(diagnosis: Diagnosis) -> str:
     """``Frozen in Python code: ghost-key-eviction``: the badge."""
-    words = STATE_WORDS[diagnosis.state].partition(":")[0]
+    told = STATE_WORDS[diagnosis.state].partition(":")[0]
     known = diagnosis.found
     if known and diagnosis.state is ServerState.HEALTHY:
-        words = "small requests work, a known failure is there"
-    return words[:1].upper() + words[1:] + (f": {known[0].scenario}" if known else "")
+        told = "small requests work, a known failure is there"
+    return words.capital(told) + (f": {known[0].scenario}" if known else "")
 
 
 def effect_sentence(diagnosis: Diagnosis) -> str:
@@ -110,10 +110,10 @@ def code_of(match: Match) -> str:
 def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     assessment = diagnosis.assessment
     since = f" Since: {diagnosis.since}." if diagnosis.since else ""
-    yield b.Paragraph((b.strong(runs.sentence(assessment.sentence)), since))
+    yield b.Paragraph((b.strong(words.sentence(assessment.sentence)), since))
     for match in diagnosis.found[:1]:
         fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
-        why = f": {match.title}. {runs.sentence(match.why)}"
+        why = f": {match.title}. {words.sentence(match.why)}"
         yield b.Paragraph((f"{fit} ", b.code(code_of(match)), why))
     for one in diagnosis.classes[:2] if not diagnosis.found else []:
         sure = f", {one.certainty.value}: {one.sentence}"
@@ -176,24 +176,22 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for excluded in (False, True):
         some = [m for m in diagnosis.matches if (m.fit is Fit.NOT_THIS) is excluded]
         rows = [
-            b.Row(
-                (
-                    b.code(code_of(m)),
-                    b.toned(m.fit.value, _FITS[m.fit]),
-                    f"{m.met}",
-                    f"{m.not_met}",
-                    f"{m.unknown}",
-                    m.exposed_because if m.fit is Fit.EXPOSED else m.why,
-                ),
+            b.row(
+                b.code(code_of(m)),
+                b.toned(m.fit.value, _FITS[m.fit]),
+                f"{m.met}",
+                f"{m.not_met}",
+                f"{m.unknown}",
+                m.exposed_because if m.fit is Fit.EXPOSED else m.why,
                 status=m.fit.value,
             )
             for m in some
         ]
-        heads = b.columns(
+        heads = (
             *("known failure:name", "fit:name", "met:number", "not met:number"),
             *("unknown:number", "why"),
         )
-        shown: list[b.Block] = [b.Table(heads, rows, "known failures")] if rows else []
+        shown = b.table(heads, rows, "known failures")
         yield from b.folded(f"{len(rows)} others: not this", shown) if excluded else shown
         if excluded:
             continue

@@ -15,10 +15,15 @@ from mmrepro.case.model import CASE_FILE, Case, Image
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.machine.files import is_file, is_folder
-from mmrepro.reports import blocks as b, findings, replay as replays, replay_sequence as drawn
+from mmrepro.reports import (
+    blocks as b,
+    findings,
+    replay as replays,
+    replay_sequence as drawn,
+    words,
+)
 from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Kind
 from mmrepro.reports.findings import SCRIPT_FILE
-from mmrepro.reports.incident import sentence
 from mmrepro.reports.replay_script import in_order, script, server_steps
 
 
@@ -58,7 +63,7 @@ def load(place: Path) -> LoadedFinding:
     folder = whole if is_folder(whole) else whole.parent
     for above in folder.parents:
         if is_file(above / REPLAY_FILE):
-            replay = replays.load(above)
+            replay = replays.KIND.load(above)
             for finding in replay.findings:
                 if finding.folder and (above / finding.folder).resolve() == folder:
                     return finding_of(replay, finding, above)
@@ -134,7 +139,7 @@ def compose(loaded: LoadedFinding) -> b.Page:
 
 
 def _card(finding: Finding) -> Iterator[b.Block]:
-    yield b.Paragraph((b.strong("Observed: "), sentence(findings.observation(finding))))
+    yield b.Paragraph((b.strong("Observed: "), words.sentence(findings.observation(finding))))
     yield b.Paragraph((b.strong("Expected: "), f"{findings.expected(finding)}."))
     yield from (b.Paragraph(f"The same requests also show: {one}") for one in finding.also[:3])
     if finding.stack:
@@ -164,28 +169,25 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
     yield b.Paragraph(legend, "soft")
     yield b.Picture(drawn.picture(sequence), [b.Fence(drawn.drawing(sequence))])
     rows = [
-        b.Row(
-            (
-                b.code(lane.operation.id),
-                lane.result,
-                lane.shape,
-                ", ".join(lane.operation.after) or "at once",
-                f"at {lane.operation.leave}" if lane.operation.leave else "",
-            ),
+        b.row(
+            b.code(lane.operation.id),
+            lane.result,
+            lane.shape,
+            ", ".join(lane.operation.after) or "at once",
+            f"at {lane.operation.leave}" if lane.operation.leave else "",
             tone="bad" if lane.fails else "",
             status=lane.kind,
         )
         for lane in sequence.lanes
     ]
-    heads = b.columns("request:name", "observed", "what", "sent after", "client leaves")
-    shown = [b.Table(heads, rows, "requests")]
-    yield from b.folded(b.count(len(rows), "request"), shown, open=len(rows) <= 12)
-    words = {name: image_words(name, case) for name in sequence.letters}
-    if words:
-        named = [(b.code(letter), words[name]) for name, letter in sequence.letters.items()]
-        pictured = drawn.images_picture(sequence, words)
+    heads = ("request:name", "observed", "what", "sent after", "client leaves")
+    yield from b.counted("request", heads, rows)
+    recipes = {name: image_words(name, case) for name in sequence.letters}
+    if recipes:
+        named = [(b.code(letter), recipes[name]) for name, letter in sequence.letters.items()]
+        pictured = drawn.images_picture(sequence, recipes)
         shown_images = [b.Picture(pictured, b.table(["image:name", "what"], named, "images"))]
-        yield from b.folded(b.count(len(words), "image"), shown_images, open=len(words) <= 12)
+        yield from b.folded(b.count(len(recipes), "image"), shown_images, open=len(recipes) <= 12)
 
 
 def needed(loaded: LoadedFinding) -> list[b.Block]:
@@ -219,22 +221,18 @@ def _rate(finding: Finding) -> Iterator[b.Block]:
 
 def _steps(finding: Finding) -> list[b.Block]:
     rows = [
-        b.Row(
-            (
-                step.what,
-                b.toned("yes", "good") if step.kept else b.toned("no", "soft"),
-                str(step.requests),
-                f"{step.failed} of {step.plays}",
-                step.why,
-            ),
+        b.row(
+            step.what,
+            b.toned("yes", "good") if step.kept else b.toned("no", "soft"),
+            str(step.requests),
+            f"{step.failed} of {step.plays}",
+            step.why,
             status="still fails" if step.kept else "passes",
         )
         for step in finding.steps
     ]
     heads = ("left out", "still fails:name", "requests:number", "failed:number", "why")
-    shown: list[b.Block] = (
-        [b.Table(b.columns(*heads), rows, "steps of the shrinking")] if rows else []
-    )
+    shown = b.table(heads, rows, "steps of the shrinking")
     servers = f"{b.count(finding.starts, 'server')}, {duration(finding.seconds)}"
     return b.folded(f"{b.count(len(rows), 'step')}, {servers}", shown, open=len(rows) <= 12)
 
@@ -245,7 +243,7 @@ def image_words(name: str, case: Case) -> str:
     fields: dict[str, Any] = image.model_dump()
     size = fields.get("size")
     pixels = f"{size[0]} × {size[1]}" if size else ""
-    words = {
+    told = {
         "content": f"picture {str(fields.get('sha256', ''))[:12]}",
         "noise": f"noise, seed {fields.get('seed')}, {pixels}",
         "tiles": f"tiles, seed {fields.get('seed')}, {fields.get('rows')} rows × "
@@ -257,7 +255,7 @@ def image_words(name: str, case: Case) -> str:
         f"{fields.get('columns')} columns",
         "collision": f"member {fields.get('member')} of the family {fields.get('family')}",
     }
-    return words[image.kind]
+    return told[image.kind]
 
 
 KIND: Final = Kind(

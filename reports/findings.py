@@ -11,12 +11,10 @@ from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.case.model import ServerWanted
-from mmrepro.incident import StandIn
 from mmrepro.incident.replay import Finding, FindingClass, Fuzz, Rate, Replay
-from mmrepro.reports import blocks as b, incident as runs
+from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import Line, steps
-from mmrepro.reports.words import FIDELITY_WORDS
 
 SCRIPT_FILE: Final = "reproduce.py"
 CLASS_WORDS: Final[dict[FindingClass, str]] = {
@@ -131,25 +129,20 @@ def card(found: Sequence[Listed]) -> Iterator[b.Block]:
     if not found:
         return
     heads = ("finding:name", "class:name", "known as:name", "requests:number", "rate:name")
-    yield b.Table(
-        b.columns(*heads, "first after:number"),
-        [
-            b.Row(
-                (
-                    b.link(one.id, one.href),
-                    b.toned(one.finding.finding_class.value, tone(one.finding)),
-                    standing(one.finding),
-                    f"{one.finding.requests} of {one.finding.requests_before}",
-                    short_rate(one.finding.rate),
-                    "" if one.after is None else duration(one.after),
-                )
-            )
-            for one in found
-        ],
-        "findings",
-    )
+    rows = [
+        b.row(
+            b.link(one.id, one.href),
+            b.toned(one.finding.finding_class.value, tone(one.finding)),
+            standing(one.finding),
+            f"{one.finding.requests} of {one.finding.requests_before}",
+            short_rate(one.finding.rate),
+            "" if one.after is None else duration(one.after),
+        )
+        for one in found
+    ]
+    yield from b.table([*heads, "first after:number"], rows, "findings")
     worst = worst_first(found)[0]
-    yield b.Paragraph((b.strong(f"{worst.id}: "), runs.sentence(observation(worst.finding))))
+    yield b.Paragraph((b.strong(f"{worst.id}: "), words.sentence(observation(worst.finding))))
     yield b.Paragraph(f"Expected: {expected(worst.finding)}.")
     if worst.finding.stack:
         yield stack(worst.finding)
@@ -158,23 +151,21 @@ def card(found: Sequence[Listed]) -> Iterator[b.Block]:
 def findings_section(found: Sequence[Listed]) -> b.Section:
     """What each finding is, in whole sentences."""
     rows = [
-        b.Row(
-            (
-                b.link(f"{one.id}: {CLASS_WORDS[one.finding.finding_class]}", one.href),
-                observation(one.finding),
-                expected(one.finding),
-                b.toned(standing(one.finding), tone(one.finding)),
-                requests_words(one.finding),
-                rate_words(one.finding.rate),
-                f"{duration(one.after)}, in episode {one.episode}" if one.after is not None else "",
-            ),
+        b.row(
+            b.link(f"{one.id}: {CLASS_WORDS[one.finding.finding_class]}", one.href),
+            observation(one.finding),
+            expected(one.finding),
+            b.toned(standing(one.finding), tone(one.finding)),
+            requests_words(one.finding),
+            rate_words(one.finding.rate),
+            f"{duration(one.after)}, in episode {one.episode}" if one.after is not None else "",
             status="known" if one.finding.known else "unknown",
         )
         for one in found
     ]
     heads = ("finding", "observed", "expected", "known as", "requests", "rate", "first after")
-    shown: list[b.Block] = [b.Table(b.columns(*heads), rows, "findings"), b.Paragraph(RATE_NOTE)]
-    return b.Section("Findings", shown if rows else [], 97)
+    shown = b.table(heads, rows, "findings")
+    return b.Section("Findings", [*shown, *[b.Paragraph(RATE_NOTE)] * bool(rows)], 97)
 
 
 def shrinking(found: Sequence[Listed]) -> list[b.Block]:
@@ -217,8 +208,8 @@ def context(
 ) -> Iterator[b.Section]:
     """Limits, stand-ins and set-up. ``own``: rows of the set-up, between server and host."""
     yield b.Section("Limits", b.bullets(list(limits)), 70)
-    yield b.Section("Stand-ins", stand_ins(made.stand_ins), 60)
-    host = made.host
+    stand_ins = ((one, "") for one in made.stand_ins)
+    yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60)
     rows = [
         ("engine", server_name(made.server)),
         ("wheel", f"{made.wheel.filename}, {made.wheel.origin}" if made.wheel else ""),
@@ -227,18 +218,12 @@ def context(
         ("options of the server", shlex.join(made.server.args)),
         ("variables", ", ".join(f"{k}={v}" for k, v in made.server.env.items())),
         ("kept away by", made.server.mitigation),
-        ("fidelity", f"{made.fidelity}: {FIDELITY_WORDS[made.fidelity]}"),
+        ("fidelity", words.fidelity_words(made.fidelity)),
         ("start mode", made.start_mode),
         *own,
-        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
-        ("made by", f"mmrepro {made.mmrepro_version}"),
+        *words.made_on(made.host, made.mmrepro_version),
     ]
     yield b.Section("Set-up", [b.Facts(rows), *runs.settings_table(made.settings)], 40)
-
-
-def stand_ins(given: Sequence[StandIn]) -> list[b.Block]:
-    rows = [(b.code(s.name), s.replaces, s.why) for s in given]
-    return b.table(["stand-in:name", "replaces", "why"], rows, "stand-ins")
 
 
 # ------------------------------------------------------------------------------------- words
@@ -274,15 +259,15 @@ def known_words(finding: Finding) -> tuple[str | b.Span, ...]:
     """Which known failure it is and why, or why it is none."""
     if not finding.known:
         why = finding.known_why or "no known scenario's signature fits"
-        return (runs.sentence(why[:1].upper() + why[1:]),)
-    why = f": {runs.sentence(finding.known_why)}" if finding.known_why else ""
+        return (words.sentence(words.capital(why)),)
+    why = f": {words.sentence(finding.known_why)}" if finding.known_why else ""
     return (b.code(known_name(finding)), why)
 
 
 def requests_words(finding: Finding) -> str:
     """``13 of 200 requests``, and whether fewer may do."""
-    words = f"{finding.requests} of {b.count(finding.requests_before, 'request')}"
-    return words if finding.shrunk else f"{words}, not shrunk to the end"
+    text = f"{finding.requests} of {b.count(finding.requests_before, 'request')}"
+    return text if finding.shrunk else f"{text}, not shrunk to the end"
 
 
 def rate_words(rate: Rate) -> str:

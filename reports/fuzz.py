@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.incident.replay import FUZZ_FILE, FUZZ_VERSION, Episode, Fuzz, bucket_words
-from mmrepro.reports import blocks as b, findings, timeline
-from mmrepro.reports.documents import Kind, load_document
+from mmrepro.reports import blocks as b, findings, timeline, words
+from mmrepro.reports.documents import kind
 from mmrepro.reports.svg import Line, steps
 
 ABSENT: Final = (
@@ -22,11 +21,6 @@ ABSENT: Final = (
 _NEW: Final = (
     "new: log lines, answers, metrics and pairs of requests that no earlier episode showed"
 )
-
-
-def load(place: Path) -> Fuzz:
-    """The session kept in ``place``. Raises BadIncident and says why."""
-    return load_document(place, FUZZ_FILE, Fuzz, "fuzz", FUZZ_VERSION)
 
 
 def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
@@ -75,10 +69,11 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
             b.Section("What could not be judged", b.bullets(fuzz.unseen), 75),
             *findings.context(fuzz, _setup(fuzz), fuzz.limits),
         ],
-        footer=(
-            f"Fuzzing session {fuzz.id}, {fuzz.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            b.code(FUZZ_FILE),
-            "; the replay that pursued a finding has a folder of its own.",
+        footer=words.footer(
+            f"Fuzzing session {fuzz.id}",
+            fuzz.created,
+            FUZZ_FILE,
+            "the replay that pursued a finding has a folder of its own",
         ),
     )
 
@@ -119,18 +114,16 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
 
 def _episodes(fuzz: Fuzz) -> list[b.Block]:
     rows = [
-        b.Row(
-            (
-                str(one.number),
-                one.kind,
-                one.origin,
-                ", ".join(one.switches),
-                str(one.requests),
-                _answers(one),
-                str(one.new),
-                bucket_words(one.buckets),
-                duration(one.seconds),
-            ),
+        b.row(
+            str(one.number),
+            one.kind,
+            one.origin,
+            ", ".join(one.switches),
+            str(one.requests),
+            _answers(one),
+            str(one.new),
+            bucket_words(one.buckets),
+            duration(one.seconds),
             status="objection" if one.buckets else "none",
         )
         for one in fuzz.episodes
@@ -139,8 +132,7 @@ def _episodes(fuzz: Fuzz) -> list[b.Block]:
         *("episode:number", "kind:name", "origin", "switches", "requests:number", "answers"),
         *("new:number", "showed", "took:number"),
     )
-    shown: list[b.Block] = [b.Table(b.columns(*heads), rows, "episodes")] if rows else []
-    return b.folded(b.count(len(rows), "episode"), shown, open=len(rows) <= 12)
+    return b.counted("episode", heads, rows)
 
 
 def _answers(episode: Episode) -> str:
@@ -168,11 +160,4 @@ def _setup(fuzz: Fuzz) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = Kind(
-    "a fuzzing session",
-    ("fuzz.md", "fuzz.html"),
-    load,
-    compose,
-    lambda fuzz: fuzz,
-    file=FUZZ_FILE,
-)
+KIND: Final = kind("fuzz", FUZZ_FILE, Fuzz, FUZZ_VERSION, compose, name="a fuzzing session")

@@ -17,9 +17,9 @@ from mmrepro.history.quarantine import Entry
 from mmrepro.history.states import VERDICTS, Settled, State
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.records import Fidelity
-from mmrepro.reports.blocks import Block, Row as TableRow, Table, Tone, columns, count, slug
+from mmrepro.reports import words
+from mmrepro.reports.blocks import Block, Row as TableRow, Tone, count, slug, table
 from mmrepro.reports.svg import circle, path, rect, tag, text
-from mmrepro.reports.words import OUTCOME_WORDS, sane
 from mmrepro.signature import Outcome
 from mmrepro.text.sanitize import one_line
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -153,7 +153,7 @@ class Square:
 
     @property
     def seconds(self) -> float:
-        return sum(a.seconds for a in self.attempts if sane(a.seconds))
+        return sum(a.seconds for a in self.attempts if words.sane(a.seconds))
 
     @property
     def mark(self) -> str:
@@ -186,7 +186,7 @@ class Square:
             return "nothing was expected"
         if self.settled.as_expected:
             return "as expected"
-        return f"expected: {OUTCOME_WORDS[self.expected].lower()}"
+        return f"expected: {words.outcome(self.expected)}"
 
     @property
     def why(self) -> str:
@@ -221,7 +221,7 @@ class Square:
 
 def outcome_words(attempt: Attempt) -> str:
     if attempt.outcome is not None:
-        return OUTCOME_WORDS[attempt.outcome].lower()
+        return words.outcome(attempt.outcome)
     return f"lost ({attempt.lost})" if attempt.lost else "lost"
 
 
@@ -313,7 +313,7 @@ class Grid:
 
     def table(self) -> list[Block]:
         """The picture in words: one line a row, by ranges of releases, which fit any width."""
-        heads = columns(
+        heads = (
             *("scenario:name", "declared:name", "what came out, oldest release first:name"),
             *("fidelity:name", "took:number"),
         )
@@ -330,7 +330,7 @@ class Grid:
             )
             for row in self.rows
         ]
-        return [Table(heads, rows, f"{self.engine}: scenarios by release")]
+        return table(heads, rows, f"{self.engine}: scenarios by release")
 
 
 def grids_of(squares: Iterable[Square]) -> list[Grid]:

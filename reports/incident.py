@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration, size
@@ -12,7 +11,6 @@ from mmrepro.evidence import ReproducerResult
 from mmrepro.incident import (
     INCIDENT_FILE,
     SCHEMA_VERSION,
-    ClaimResult,
     ClaimStatus,
     Incident,
     KeyStack,
@@ -23,50 +21,12 @@ from mmrepro.incident.model import collision_probability
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import ProcessesData
 from mmrepro.records import HostFacts, Setting
-from mmrepro.reports import blocks as b, timeline
-from mmrepro.reports.bundle_file import is_bundle, read_incident
-from mmrepro.reports.documents import (
-    HTML_FILE,
-    MARKDOWN_FILE,
-    Kind,
-    load_document,
-    read_document,
-)
-from mmrepro.reports.junit import Case, How, Suite
-from mmrepro.reports.words import (
-    ABNORMAL_TONES,
-    CLAIM_MARKS,
-    CLAIM_TONES,
-    CLAIM_WORDS,
-    FIDELITY_WORDS,
-    OUTCOME_SENTENCES,
-    OUTCOME_WORDS,
-    TRUTH_MARKS,
-    TRUTH_TONES,
-    TRUTH_WORDS,
-    abnormal_words,
-    effective_words,
-    part_words,
-    sane,
-    span,
-)
+from mmrepro.reports import blocks as b, timeline, words
+from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Case, How, Suite, kind
 from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OPEN_LINES: Final = 15
 """Of the timeline, which are shown unfolded."""
-
-
-def load(directory: Path | str) -> Incident:
-    """The incident kept in ``directory``, in its ``incident.json``, or in a bundle.
-
-    Raises:
-        BadIncident: there is none, or it cannot be read; the message says which and why.
-    """
-    directory = Path(directory)
-    if is_bundle(directory):
-        data = read_incident(directory)
-        return read_document(data, directory, Incident, "incident", SCHEMA_VERSION)
-    return load_document(directory, INCIDENT_FILE, Incident, "incident", SCHEMA_VERSION)
 
 
 def compose(incident: Incident) -> b.Page:
@@ -114,7 +74,7 @@ def _card(incident: Incident) -> Iterator[b.Block]:
     if text := outcome(incident):
         yield b.Paragraph(text)
     reproduced = bool(incident.verdict) and incident.outcome is Outcome.REPRODUCED
-    yield b.Paragraph(b.prose(sentence(incident.scenario.summary)))
+    yield b.Paragraph(b.prose(words.sentence(incident.scenario.summary)))
     if incident.key_stack:
         yield stack(incident.key_stack, short=True)
     if incident.verdict is not None and incident.scenario.affected:
@@ -139,8 +99,7 @@ def counts(incident: Incident) -> Iterator[str]:
     found = Counter(claim.status for claim in incident.claims)
     for status in ClaimStatus:
         if found[status]:
-            word = "claim" if found[status] == 1 else "claims"
-            yield f"{found[status]} {word} {CLAIM_WORDS[status]}"
+            yield f"{b.count(found[status], 'claim')} {words.CLAIM_WORDS[status]}"
 
 
 def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
@@ -189,36 +148,34 @@ def _timeline(incident: Incident) -> Iterator[b.Block]:
 def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
     tones = {"info": "", "warning": "unsure", "error": "bad"}
     rows = [
-        b.Row(
-            (f"{line.at:+.2f} s", line.phase, line.source, line.text),
-            tone=tones[line.level],  # type: ignore[arg-type]
+        b.row(
+            f"{line.at:+.2f} s",
+            line.phase,
+            line.source,
+            line.text,
+            tone=tones[line.level],
             status=line.level,
             at=line.at,
         )
         for line in lines
     ]
-    heads = b.columns("time:number", "phase:name", "source:name", "what")
-    return [b.Table(heads, rows, caption)] if rows else []
+    return b.table(["time:number", "phase:name", "source:name", "what"], rows, caption)
 
 
 def _symptoms(incident: Incident) -> list[b.Block]:
     rows = [
-        b.Row(
-            (
-                row.check,
-                b.strong(row.observed, ABNORMAL_TONES[row.abnormal]),
-                row.healthy,
-                row.reported,
-                abnormal_words(row.abnormal),
-            ),
+        b.row(
+            row.check,
+            b.strong(row.observed, words.ABNORMAL_TONES[row.abnormal]),
+            row.healthy,
+            row.reported,
+            words.abnormal_words(row.abnormal),
             status="abnormal" if row.abnormal else "",
         )
         for row in incident.symptoms[:200]
     ]
-    heads = b.columns(
-        "check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name"
-    )
-    return [b.Table(heads, rows, "symptoms")] if rows else []
+    heads = ("check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name")
+    return b.table(heads, rows, "symptoms")
 
 
 def _exhibits(incident: Incident) -> Iterator[b.Block]:
@@ -276,7 +233,7 @@ def _stack(given: KeyStack) -> Iterator[b.Block]:
 def _conditions(incident: Incident) -> Iterator[b.Block]:
     assert incident.verdict is not None
     text = condition_count(incident) + ". " if condition_count(incident) else ""
-    yield b.Paragraph(text + sentence(incident.verdict.explanation))
+    yield b.Paragraph(text + words.sentence(incident.verdict.explanation))
     yield from condition_tables(incident.verdict.conditions)
 
 
@@ -285,25 +242,23 @@ def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iter
     for met in (False, True):
         some = [c for c in given if (c.truth is Truth.MET) is met]
         rows = [
-            b.Row(
-                (
-                    b.toned(f"{TRUTH_MARKS[c.truth]} {TRUTH_WORDS[c.truth]}", TRUTH_TONES[c.truth]),
-                    c.observed,
-                    (c.statement, " ", b.code(c.id)),
-                    part_words(c),
-                    b.codes(
-                        f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]
-                    ),
+            b.row(
+                b.toned(
+                    f"{words.TRUTH_MARKS[c.truth]} {words.TRUTH_WORDS[c.truth]}",
+                    words.TRUTH_TONES[c.truth],
                 ),
+                c.observed,
+                (c.statement, " ", b.code(c.id)),
+                words.part_words(c),
+                b.codes(f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]),
                 status=c.truth.value,
                 anchor=b.slug(f"condition-{prefix}{c.id}"),
             )
             for c in some
         ]
-        heads = b.columns("truth:name", "observed", "condition", "part", "evidence")
-        shown: list[b.Block] = [b.Table(heads, rows, "conditions")] if rows else []
-        word = "condition" if len(rows) == 1 else "conditions"
-        yield from b.folded(f"{len(rows)} {word} met", shown) if met else shown
+        heads = ("truth:name", "observed", "condition", "part", "evidence")
+        shown = b.table(heads, rows, "conditions")
+        yield from b.folded(f"{b.count(len(rows), 'condition')} met", shown) if met else shown
 
 
 def _logs(incident: Incident) -> list[b.Block]:
@@ -329,7 +284,7 @@ def _root_cause(incident: Incident) -> list[b.Block]:
         )
         lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
         sources.append(b.Fence(lines, "python", source.first_line, source.highlight))
-    what = "1 function" if len(sources) == 2 else f"{len(sources) // 2} functions"
+    what = b.count(len(sources) // 2, "function")
     return blocks + b.folded(f"{what} of the engine, as installed", sources)
 
 
@@ -358,29 +313,10 @@ def _claims(incident: Incident) -> Iterator[b.Section]:
     blocks: list[b.Block] = []
     for confirmed in (False, True):
         some = [c for c in incident.claims if (c.status is ClaimStatus.CONFIRMED) is confirmed]
-        shown: list[b.Block] = [claim_table(some)] if some else []
-        word = "claim" if len(some) == 1 else "claims"
-        blocks += b.folded(f"{len(some)} {word} confirmed", shown) if confirmed else shown
+        shown = words.claims(some, "this run shows", "claim", "claims")
+        title = f"{b.count(len(some), 'claim')} confirmed"
+        blocks += b.folded(title, shown) if confirmed else shown
     yield b.Section("Claims of the original report", blocks, 85)
-
-
-def claim_table(claims: Sequence[ClaimResult], said: str = "claim") -> b.Table:
-    rows = [
-        b.Row(
-            (
-                b.toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
-                c.observed,
-                c.text,
-                c.source,
-            ),
-            status=CLAIM_WORDS[c.status],
-            anchor=b.slug(f"claim-{c.id}"),
-        )
-        for c in claims
-    ]
-    return b.Table(
-        b.columns("this run shows:name", "observed", said, "source:name"), rows, f"{said}s"
-    )
 
 
 def _mitigations(incident: Incident) -> list[b.Block]:
@@ -396,7 +332,7 @@ def _mitigations(incident: Incident) -> list[b.Block]:
 
 def _tried(mitigation: MitigationFacts) -> str:
     observed = f": {mitigation.observed}" if mitigation.observed else ""
-    return effective_words(mitigation) + observed
+    return words.effective_words(mitigation) + observed
 
 
 def context(incident: Incident) -> Iterator[b.Section]:
@@ -419,14 +355,13 @@ def context(incident: Incident) -> Iterator[b.Section]:
 
 
 def _differences(incident: Incident) -> list[b.Block]:
-    words = FIDELITY_WORDS[incident.fidelity]
+    meaning = words.FIDELITY_WORDS[incident.fidelity]
     blocks: list[b.Block] = [
-        b.Paragraph(("Fidelity ", b.strong(incident.fidelity.value), f": {words}."))
+        b.Paragraph(("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}."))
     ]
     if not incident.stand_ins and incident.diagnosis is None:
         blocks.append(b.Paragraph("No stand-in: the engine's code is unmodified."))
-    rows = [(b.code(s.name), s.replaces, s.why, stand_in_use(s)) for s in incident.stand_ins]
-    blocks += b.table(["stand-in:name", "replaces", "why", "in this run"], rows, "stand-ins")
+    blocks += words.stand_ins(((s, stand_in_use(s)) for s in incident.stand_ins), "in this run")
     return blocks + settings_table(incident.engine.settings)
 
 
@@ -463,13 +398,13 @@ def _packages(incident: Incident) -> list[b.Block]:
 
 def _run(incident: Incident) -> Iterator[b.Block]:
     if gate := incident.gate:
-        latency = span(gate.latencies_s)
+        latency = words.span(gate.latencies_s)
         rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
         yield b.Paragraph(
             (
                 "Warm-up check ",
                 b.strong("passed", "good") if gate.passed else b.strong("failed", "bad"),
-                f": {sentence(gate.why)}"
+                f": {words.sentence(gate.why)}"
                 + (f" Latencies {latency}." if latency else "")
                 + (f" Deadline {duration(gate.deadline_s)}{rule}." if gate.deadline_s else ""),
             )
@@ -484,30 +419,30 @@ def _run(incident: Incident) -> Iterator[b.Block]:
     yield from b.folded(f"{len(processes)} rows on the engine's processes", shown)
     probes = incident.evidence.probes
     rows = [
-        b.Row(
-            (
-                b.code(p.probe),
-                p.phase,
-                p.status.value,
-                duration(p.seconds),
-                p.reason,
-                b.codes(p.raw),
-            ),
+        b.row(
+            b.code(p.probe),
+            p.phase,
+            p.status.value,
+            duration(p.seconds),
+            p.reason,
+            b.codes(p.raw),
             tone="" if p.ok else "unsure",
             status=p.status.value,
         )
         for p in probes[:500]
     ]
     bad = sum(p.status is not ProbeStatus.OK for p in probes)
-    names = b.columns("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
-    shown = [b.Table(names, rows, "probe results")] if rows else []
+    names = ("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
+    shown = b.table(names, rows, "probe results")
     yield from b.folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
     for what, stages in (
         ("Time spent", incident.stages),
         ("Within the engine's start", incident.engine.start_stages),
     ):
         if stages:
-            spent = ", ".join(f"{n} {duration(s)}" for n, s in list(stages.items())[:30] if sane(s))
+            spent = ", ".join(
+                f"{n} {duration(s)}" for n, s in list(stages.items())[:30] if words.sane(s)
+            )
             yield b.Paragraph(f"{what}: {spent}.")
     yield b.Paragraph((b.strong("Left behind: "), left_behind(incident)))
     yield from b.bullets([b.code(item) for item in incident.left_behind[:100]])
@@ -515,22 +450,19 @@ def _run(incident: Incident) -> Iterator[b.Block]:
 
 def _requests(incident: Incident) -> list[b.Block]:
     rows = [
-        b.Row(
-            (
-                g.ids,
-                g.first.phase,
-                g.first.label if g.count == 1 else f"{g.count} × {timeline.purpose(g.first.label)}",
-                g.status,
-                g.latency,
-                g.first.error,
-            ),
+        b.row(
+            g.ids,
+            g.first.phase,
+            g.first.label if g.count == 1 else f"{g.count} × {timeline.purpose(g.first.label)}",
+            g.status,
+            g.latency,
+            g.first.error,
             status=g.kind,
         )
         for g in timeline.request_groups(incident.evidence.requests)[:500]
     ]
-    heads = b.columns("id:name", "phase:name", "what for", "answer:name", "latency:name", "error")
-    shown: list[b.Block] = [b.Table(heads, rows, "requests")] if rows else []
-    return b.folded(f"{len(incident.evidence.requests)} requests", shown)
+    heads = ("id:name", "phase:name", "what for", "answer:name", "latency:name", "error")
+    return b.folded(f"{len(incident.evidence.requests)} requests", b.table(heads, rows, "requests"))
 
 
 # ------------------------------------------------------------------------------------- JUnit
@@ -628,14 +560,14 @@ def badge(incident: Incident) -> b.Badge:
     if verdict is None:
         label = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No verdict"}
         return b.Badge(label[incident.state], "unsure", "no verdict was reached")
-    label_text = OUTCOME_WORDS[verdict.outcome]
+    label_text = words.OUTCOME_WORDS[verdict.outcome]
     if verdict.outcome is Outcome.INCONCLUSIVE:
         return b.Badge(label_text, "unsure", "the failure is neither shown nor excluded")
     if verdict.expected is None:
         return b.Badge(label_text, "unsure", "no outcome was expected")
     if verdict.as_expected:
         return b.Badge(label_text, "good", "as expected")
-    return b.Badge(label_text, "bad", f"expected: {OUTCOME_WORDS[verdict.expected].lower()}")
+    return b.Badge(label_text, "bad", f"expected: {words.outcome(verdict.expected)}")
 
 
 def engine_name(incident: Incident) -> str:
@@ -644,11 +576,11 @@ def engine_name(incident: Incident) -> str:
 
 def title(incident: Incident) -> str:
     """The scenario's title and the release; the engine's name unless the title has it already."""
-    words, engine = incident.scenario.title, incident.engine
+    text, engine = incident.scenario.title, incident.engine
     if incident.diagnosis is not None and not engine.release:
-        return words
-    known = engine.name.casefold() in words.casefold()
-    return f"{words} ({engine.release if known else engine_name(incident)})"
+        return text
+    known = engine.name.casefold() in text.casefold()
+    return f"{text} ({engine.release if known else engine_name(incident)})"
 
 
 def partial_note(incident: Incident) -> str:
@@ -669,23 +601,16 @@ def outcome(incident: Incident) -> str:
     verdict = incident.verdict
     if verdict is None:
         return ""
-    saw = OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
+    saw = words.OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
     because = f": {verdict.expected_because}" if verdict.expected_because else ""
     if verdict.expected is None:
         expected = f"No outcome was expected{because}"
     elif verdict.as_expected:
         expected = f"This is the expected outcome{because}"
     else:
-        expected = (
-            f"This is not what was expected ({OUTCOME_WORDS[verdict.expected].lower()}){because}"
-        )
-    return f"{saw}: {sentence(verdict.explanation)} {sentence(expected)}"
-
-
-def sentence(text: str) -> str:
-    """``text`` with a full stop, unless it has an end of its own."""
-    text = text.strip()
-    return text if not text or text[-1] in ".!?…" else text + "."
+        instead = words.outcome(verdict.expected)
+        expected = f"This is not what was expected ({instead}){because}"
+    return f"{saw}: {words.sentence(verdict.explanation)} {words.sentence(expected)}"
 
 
 def condition_count(incident: Incident) -> str:
@@ -760,7 +685,7 @@ def gpu_words(host: HostFacts) -> str:
         ]
         for gpu in host.gpu_facts
     ]
-    told = "; ".join(", ".join(filter(None, words)) for words in each)
+    told = "; ".join(", ".join(filter(None, facts)) for facts in each)
     return told or ", ".join(host.gpus) or "none"
 
 
@@ -856,6 +781,8 @@ def left_behind(incident: Incident) -> str:
     return "Nothing: no process, port or shared memory of the run was left after the stop."
 
 
-KIND: Final = Kind(
-    "an incident", (MARKDOWN_FILE, HTML_FILE), load, compose, lambda incident: incident, junit
-)
+KIND: Final = kind(
+    "incident", INCIDENT_FILE, Incident, SCHEMA_VERSION, compose,
+    files=(MARKDOWN_FILE, HTML_FILE), junit=junit,
+)  # fmt: skip
+load: Final = KIND.load

@@ -17,14 +17,12 @@ from typing import Final
 from mmrepro.base.units import size
 from mmrepro.incident import Incident
 from mmrepro.records import HostFacts, Setting, WheelFacts
-from mmrepro.reports import blocks as b, finding as replayed, findings, gfm, incident as runs
-from mmrepro.reports.bundle import redact_log
+from mmrepro.reports import blocks as b, finding as replayed, findings, gfm, incident as runs, words
 from mmrepro.reports.finding import LoadedFinding
 from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.reports.markdown import render_blocks
-from mmrepro.reports.replay_public import public
+from mmrepro.reports.public import public, redact_log
 from mmrepro.reports.replay_sequence import drawing
-from mmrepro.reports.words import FIDELITY_WORDS
 from mmrepro.text.redact import Redactor
 from mmrepro.text.sanitize import one_line
 
@@ -149,7 +147,7 @@ def public_issue(loaded: LoadedFinding) -> str:
     return filled(
         Report(
             engine=replay.server.engine,
-            title=title[:1].upper() + title[1:],
+            title=words.capital(title),
             description=_described(loaded),
             reproduction=_steps(loaded, script),
             environment=environment(
@@ -158,7 +156,7 @@ def public_issue(loaded: LoadedFinding) -> str:
                 replay.wheel,
                 replay.packages,
                 replay.settings,
-                [f"- {FIDELITY_WORDS[replay.fidelity]}"],
+                [f"- {words.FIDELITY_WORDS[replay.fidelity]}"],
             ),
             traceback=_trace(finding.stack, finding.log_lines),
             script=script,
@@ -177,7 +175,7 @@ def incident_issue(incident: Incident) -> str:
     ]
     # The stack stands below the log's lines.
     card = [block for block in runs.compose(shown).card if not isinstance(block, b.Stack)]
-    card.append(b.Paragraph(f"Fidelity {shown.fidelity}: {FIDELITY_WORDS[shown.fidelity]}."))
+    card.append(b.Paragraph(f"Fidelity {shown.fidelity}: {words.FIDELITY_WORDS[shown.fidelity]}."))
     rows = [(row.check, row.observed, row.healthy) for row in shown.symptoms]
     command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
@@ -201,8 +199,8 @@ def incident_issue(incident: Incident) -> str:
 
 def public_command(command: list[str]) -> str:
     """Of a server, for a reader: without the places where things lie on this machine."""
-    words = ["python3", *(_placeless(word) for word in command[1:])] if command else []
-    return shlex.join(words)
+    placeless = ["python3", *(_placeless(word) for word in command[1:])] if command else []
+    return shlex.join(placeless)
 
 
 def _placeless(word: str) -> str:
@@ -265,7 +263,7 @@ def _markdown(blocks: Sequence[b.Block]) -> str:
 def _described(loaded: LoadedFinding) -> str:
     finding = loaded.finding
     blocks: list[b.Block] = [
-        b.Paragraph((b.strong("Observed:"), f" {runs.sentence(findings.observation(finding))}")),
+        b.Paragraph((b.strong("Observed:"), f" {words.sentence(findings.observation(finding))}")),
         b.Paragraph((b.strong("Expected:"), f" {findings.expected(finding)}.")),
         b.Paragraph(
             f"Observed in {findings.rate_words(finding.rate)} on fresh servers. "

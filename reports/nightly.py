@@ -14,8 +14,8 @@ from mmrepro.history.ledger import History, NightRuns, read
 from mmrepro.history.quarantine import Quarantine
 from mmrepro.history.states import VERDICTS, State, settle
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
-from mmrepro.reports import blocks as b, grid as drawn
-from mmrepro.reports.documents import Kind, render, replace_file, write
+from mmrepro.reports import blocks as b, grid as drawn, words
+from mmrepro.reports.documents import Case, How, Kind, Suite, render, replace_file, write
 from mmrepro.reports.grid import (
     EVENTS,
     LOOKS,
@@ -29,8 +29,6 @@ from mmrepro.reports.grid import (
     report_href,
     state_words,
 )
-from mmrepro.reports.junit import Case, How, Suite
-from mmrepro.reports.words import FIDELITY_WORDS, sane
 from mmrepro.text.sanitize import clip, plain
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ MARKDOWN_BYTES: Final = 900_000
 """GitHub refuses a step summary of more than 1 MiB."""
 NIGHTS: Final = 14
 """In the trend: the newest ones."""
-_RUNS: Final = b.columns(
+_RUNS: Final = (
     *("scenario:name", "release:name", "all its runs", "each run:name"),
     *("what it reports, and its incident", "took:number", "machine", "key:name"),
 )
@@ -138,7 +136,7 @@ class NightView:
         engines = ", ".join(grid.engine for grid in self.grids) or "nothing"
         lines = b.count(sum(len(grid.rows) for grid in self.grids), "scenario line")
         releases = b.count(sum(len(grid.columns) for grid in self.grids), "release")
-        took = duration(sum(run.seconds for run in runs if sane(run.seconds)))
+        took = duration(sum(run.seconds for run in runs if words.sane(run.seconds)))
         return f"{lines} on {releases} of {engines}; {b.count(len(runs), 'run')}, together {took}."
 
     @property
@@ -258,7 +256,7 @@ def compose(night: NightView) -> b.Page:
 
 
 def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
-    yield b.Paragraph((b.strong(f"{night.changes[:1].upper()}{night.changes[1:]}. "), night.scale))
+    yield b.Paragraph((b.strong(f"{words.capital(night.changes)}. "), night.scale))
     yield from (b.Paragraph(note, "unsure") for note in night.notes[:3])
     known = {event.cell for event in night.events}
     rows: list[Sequence[b.Inline]] = [
@@ -283,9 +281,10 @@ def events_table(
         both = f"{event.before or '–'} → {event.now or '–'}" if event.before or event.now else ""
         name = b.Span(word, "strong", tone, anchor)
         cells = (name, event.text, both, b.link("report", report) if report else "")
-        rows.append(b.Row(cells, status=word, group=event.engine))
-    heads = b.columns("change:name", "what", "before → now:name", "report:name")
-    return [b.Table(heads, rows, "what changed")] if rows else []
+        rows.append(b.row(*cells, status=word, group=event.engine))
+    return b.table(
+        ["change:name", "what", "before → now:name", "report:name"], rows, "what changed"
+    )
 
 
 def _changes(night: NightView) -> Iterator[b.Block]:
@@ -307,7 +306,7 @@ def _changes(night: NightView) -> Iterator[b.Block]:
 def _odd(night: NightView, standing: Standing, keep: int) -> Iterator[b.Section]:
     squares = night.standing(standing)
     word = standing.words
-    title = f"{word[:1].upper()}{word[1:]} ({len(squares)})"
+    title = f"{words.capital(word)} ({len(squares)})"
     yield b.Section(title, _listed(night, squares), keep)
 
 
@@ -330,10 +329,10 @@ def _listed(
         job = (*_place(square), (_came(square), f"; {square.expectation}"))
         ran: list[tuple[b.Inline, ...]] = [_run(night, run) for run in square.attempts]
         rows += [
-            b.Row((*job, *run)[:most], status=LOOKS[square.state].word, group=square.cell.engine)
+            b.row(*(*job, *run)[:most], status=LOOKS[square.state].word, group=square.cell.engine)
             for run in ran or [("", square.why, "", "", "")]
         ]
-    return [b.Table(_RUNS[:most], rows, "runs")] if rows else []
+    return b.table(_RUNS[:most], rows, "runs")
 
 
 def _run(night: NightView, run: Attempt) -> tuple[b.Inline, ...]:
@@ -359,7 +358,7 @@ def _picture(night: NightView) -> Iterator[b.Block]:
     odd = {square.fidelity for usual, square in rows if square.fidelity is not usual}
     fidelities = [
         (b.code(f), f" ({letters(f)} in a square)" * (f in odd) + f": {text.partition(' (')[0]}.")
-        for f, text in FIDELITY_WORDS.items()
+        for f, text in words.FIDELITY_WORDS.items()
         if any(square.fidelity is f for _, square in rows)
     ]
     signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
@@ -398,8 +397,8 @@ def _trend(night: NightView) -> Iterator[b.Block]:
     )
     yield b.Picture(bars, b.table(heads, rows, "nightly runs"), caption)
     each = [(row.name, g.engine, row.trend[-1].text) for g in night.grids for row in g.rows]
-    words = b.table(["scenario:name", "engine:name", "this nightly run"], each)
-    yield from b.folded("Each scenario", [b.Picture(drawn.trends(night.grids), words)])
+    told = b.table(["scenario:name", "engine:name", "this nightly run"], each)
+    yield from b.folded("Each scenario", [b.Picture(drawn.trends(night.grids), told)])
 
 
 def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
@@ -419,8 +418,7 @@ def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
         ("starts", ", ".join(f"{number} {mode}" for mode, number in modes.most_common())),
         ("machines", ", ".join(filter(None, machines))),
         ("GPUs", ", ".join(sorted({gpu for a in attempts for gpu in a.gpus})) or "none"),
-        ("host", f"{record.host.cpu}, {record.host.cores} cores, {record.host.os}"),
-        ("made by", f"mmrepro {record.mmrepro_version}"),
+        *words.made_on(record.host, record.mmrepro_version),
     ]
 
 

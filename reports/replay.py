@@ -8,27 +8,14 @@ from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Replay, bucket_words
-from mmrepro.reports import blocks as b, documents, findings
-from mmrepro.reports.bundle_file import is_bundle, read_listed
-from mmrepro.reports.documents import Kind, load_document, read_document
+from mmrepro.reports import blocks as b, documents, findings, words
+from mmrepro.reports.documents import kind
 
 TIME_WORDS: Final = {
     "fast": "as fast as the barriers allow",
     "real": "at the recording's own times",
     "order": "one after another",
 }
-
-
-def load(place: Path) -> Replay:
-    """The replay kept in ``place``, a folder, its document or a bundle.
-
-    Raises:
-        BadIncident: there is none, or it cannot be read; the message says why.
-    """
-    if is_bundle(place):
-        data = read_listed(place, REPLAY_FILE)
-        return read_document(data, place, Replay, "replay", REPLAY_VERSION)
-    return load_document(place, REPLAY_FILE, Replay, "replay", REPLAY_VERSION)
 
 
 def write_replay(replay: Replay, directory: Path) -> None:
@@ -83,10 +70,11 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
             b.Section("Attempts", _attempts(replay), 30),
             *findings.context(replay, _setup(replay), replay.limits),
         ],
-        footer=(
-            f"Replay {replay.id}, {replay.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            b.code(REPLAY_FILE),
-            "; each finding has a folder of its own.",
+        footer=words.footer(
+            f"Replay {replay.id}",
+            replay.created,
+            REPLAY_FILE,
+            "each finding has a folder of its own",
         ),
     )
 
@@ -124,33 +112,31 @@ def seconds(replay: Replay) -> float:
 def origin(replay: Replay) -> list[str]:
     """Sentences on what was read, left out and changed."""
     found = replay.origin
-    words = []
+    told = []
     if found.read:
         read = "1 entry" if found.read == 1 else f"{found.read} entries"
-        words.append(f"{read} read from {found.format}.")
+        told.append(f"{read} read from {found.format}.")
     if found.left_out:
-        words.append(f"Left out: {findings.times(found.left_out)}.")
+        told.append(f"Left out: {findings.times(found.left_out)}.")
     if found.dropped:
-        words.append(f"Never kept: {findings.times(found.dropped)}.")
+        told.append(f"Never kept: {findings.times(found.dropped)}.")
     if found.anonymised:
-        words.append("Texts and images are random ones of the same lengths and the same sharing.")
+        told.append("Texts and images are random ones of the same lengths and the same sharing.")
     if found.scaled:
-        words.append("Lengths are scaled to the model's limits.")
-    return words + list(found.notes)
+        told.append("Lengths are scaled to the model's limits.")
+    return told + list(found.notes)
 
 
 def _attempts(replay: Replay) -> list[b.Block]:
     rows = [
-        b.Row(
-            (
-                str(play.number),
-                play.what,
-                str(play.requests),
-                play.error or play.state,
-                bucket_words(play.buckets),
-                duration(play.start_s),
-                duration(play.seconds),
-            ),
+        b.row(
+            str(play.number),
+            play.what,
+            str(play.requests),
+            play.error or play.state,
+            bucket_words(play.buckets),
+            duration(play.start_s),
+            duration(play.seconds),
             status="error" if play.error else play.state,
         )
         for play in replay.plays
@@ -159,8 +145,7 @@ def _attempts(replay: Replay) -> list[b.Block]:
         *("attempt:number", "for", "requests:number", "ended", "showed"),
         *("start:number", "took:number"),
     )
-    shown: list[b.Block] = [b.Table(b.columns(*heads), rows, "attempts")] if rows else []
-    return b.folded(b.count(len(rows), "attempt"), shown, open=len(rows) <= 12)
+    return b.counted("attempt", heads, rows)
 
 
 def _setup(replay: Replay) -> list[tuple[str, str]]:
@@ -172,11 +157,4 @@ def _setup(replay: Replay) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = Kind(
-    "a replay",
-    ("replay.md", "replay.html"),
-    load,
-    compose,
-    lambda replay: replay,
-    file=REPLAY_FILE,
-)
+KIND: Final = kind("replay", REPLAY_FILE, Replay, REPLAY_VERSION, compose)

@@ -7,8 +7,16 @@ from collections.abc import Iterable
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident import ClaimStatus, Fidelity, MitigationFacts, ScenarioFacts
-from mmrepro.reports.blocks import Inline, Tone, code
+from mmrepro.incident import (
+    ClaimResult,
+    ClaimStatus,
+    Fidelity,
+    MitigationFacts,
+    ScenarioFacts,
+    StandIn,
+)
+from mmrepro.records import HostFacts, Moment
+from mmrepro.reports.blocks import Block, Inline, Span, Tone, code, row, slug, table, toned
 from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {
@@ -64,6 +72,67 @@ CLAIM_WORDS: Final[dict[ClaimStatus, str]] = {
     ClaimStatus.REFUTED: "refuted",
     ClaimStatus.NOT_TESTED: "not tested",
 }
+
+
+def sentence(text: str) -> str:
+    """``text`` with a full stop, unless it has an end of its own."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else text + "."
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def footer(name: str, created: Moment, file: str, rest: str) -> Inline:
+    """``name``, when it was made, of which ``file``, and what lies beside it."""
+    return (f"{name}, {created.wall:%Y-%m-%d %H:%M:%S} UTC, from ", code(file), f"; {rest}.")
+
+
+RUNS: Final = "each run's incident lies in its own folder"
+
+
+def made_on(host: HostFacts, version: str) -> list[tuple[str, str]]:
+    """The last rows of a set-up."""
+    where = f"{host.cpu}, {host.cores} cores, {host.os}"
+    return [("host", where), ("made by", f"mmrepro {version}")]
+
+
+def fidelity_words(*fidelities: Fidelity | None) -> str:
+    """Each one's name and what it means."""
+    known = dict.fromkeys(one for one in fidelities if one is not None)
+    return "; ".join(f"{one}: {FIDELITY_WORDS[one]}" for one in known) or "unknown"
+
+
+def stand_ins(given: Iterable[tuple[StandIn, str]], where: str) -> list[Block]:
+    """A table of stand-ins. Each text stands in the column called ``where``."""
+    rows = [(code(one.name), one.replaces, one.why, text) for one, text in given]
+    return table(["stand-in:name", "replaces", "why", where], rows, "stand-ins")
+
+
+def claims(given: Iterable[ClaimResult], first: str, said: str, plural: str) -> list[Block]:
+    """A table of claims: ``first`` and ``said`` are the names of its columns."""
+    rows = [
+        row(
+            toned(f"{CLAIM_MARKS[one.status]} {CLAIM_WORDS[one.status]}", CLAIM_TONES[one.status]),
+            one.observed,
+            one.text,
+            one.source,
+            status=CLAIM_WORDS[one.status],
+            anchor=slug(f"{said}-{one.id}"),
+        )
+        for one in given
+    ]
+    return table([f"{first}:name", "observed", said, "source:name"], rows, plural)
+
+
+def outcome(outcome: Outcome) -> str:
+    """Within a sentence."""
+    return OUTCOME_WORDS[outcome].lower()
+
+
+def truth(of: Truth) -> Span:
+    return toned(f"{TRUTH_MARKS[of]} {TRUTH_WORDS[of]}", TRUTH_TONES[of])
 
 
 def scenario_name(scenario: ScenarioFacts) -> str:

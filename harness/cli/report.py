@@ -16,8 +16,7 @@ from mmrepro.cli.options import command
 if TYPE_CHECKING:
     from mmrepro.errors import UsageError
     from mmrepro.incident import Incident
-    from mmrepro.reports.bundle_file import BundleManifest
-    from mmrepro.reports.documents import Kind
+    from mmrepro.reports.documents import BundleManifest, Kind
     from mmrepro.run.judge import Rejudged
 
 
@@ -306,8 +305,7 @@ def bundle(asked: BundleCommand) -> None:
 
     from mmrepro.machine.files import is_folder
     from mmrepro.reports import incident as runs, replay as replays
-    from mmrepro.reports.bundle import write_bundle
-    from mmrepro.reports.replay_bundle import write_replay_bundle
+    from mmrepro.reports.bundle import write_bundle, write_replay_bundle
 
     incident = asked.incident
     folder = incident if is_folder(incident) else incident.parent
@@ -318,7 +316,7 @@ def bundle(asked: BundleCommand) -> None:
         "force": asked.force,
     }
     if incident.name == "replay.json" or (incident / "replay.json").is_file():
-        manifest = write_replay_bundle(folder, replays.load(incident), target, **more)
+        manifest = write_replay_bundle(folder, replays.KIND.load(incident), target, **more)
     else:
         manifest = write_bundle(folder, runs.load(incident), target, **more)
     if asked.json:

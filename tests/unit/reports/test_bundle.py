@@ -16,8 +16,9 @@ from mmrepro.errors import BadIncident, UnwritableOutput, UsageError
 from mmrepro.incident import Incident
 from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
-from mmrepro.reports.bundle import LEFT_OUT, write_bundle
-from mmrepro.reports.bundle_file import is_bundle, read_manifest
+from mmrepro.reports.bundle import write_bundle
+from mmrepro.reports.documents import is_bundle, read_manifest
+from mmrepro.reports.public import LEFT_OUT
 from pydantic import BaseModel
 from rendered import markdown
 from sample import sample_incident
