@@ -143,12 +143,12 @@ def _counted(given: Sequence[str]) -> str:
 
 def _card(ablation: Ablation) -> Iterator[b.Block]:
     if ablation.explanation:
-        yield b.Paragraph(b.strong(words.capital(words.sentence(ablation.explanation))))
+        yield b.p(b.strong(words.capital(words.sentence(ablation.explanation))))
     told = [f for f in ablation.factors if f.factor_class not in (None, FactorClass.IRRELEVANT)]
     rows = [_alone(ablation, f) for f in told[:_FOUND]]
     yield from b.table(_ALONE, rows, "factors that matter")
     if len(told) > _FOUND:
-        yield b.Paragraph(f"{len(told) - _FOUND} more factors matter.", "soft")
+        yield b.p(f"{len(told) - _FOUND} more factors matter.", tone="soft")
 
 
 def _counts(ablation: Ablation) -> Iterator[str]:
@@ -172,7 +172,7 @@ def _factors(ablation: Ablation) -> Iterator[b.Block]:
     used = {f.factor_class for f in ablation.factors}
     meanings = [(word, meaning) for c, (word, _, meaning) in _CLASSES.items() if c in used]
     yield from b.bullets([(b.strong(word), f": {meaning}.") for word, meaning in meanings])
-    yield b.Paragraph(
+    yield b.p(
         "Each factor is toggled alone. The cause of a run without the symptom is what was still "
         "observed of it."
     )

@@ -108,7 +108,7 @@ def _card(acceptance: Acceptance) -> Iterator[b.Block]:
 
 def _part(part: PartRecord) -> Iterator[b.Block]:
     """What did not pass, what passed, the GPUs' use and the commands."""
-    yield b.Paragraph(f"Shows that {words.sentence(part.title)}")
+    yield b.p(f"Shows that {words.sentence(part.title)}")
     for passed in (False, True):
         rows = [
             _row(row, step)

@@ -147,11 +147,11 @@ def attempt_word(attempt: Attempt) -> str:
 def _card(bisection: Bisection) -> Iterator[b.Block]:
     for direction, side in sides(bisection):
         text = side.explanation or answer(bisection, direction, side)
-        yield b.Paragraph((b.strong(_sentence(text)), f" {_sentence(certainty(side))}"))
+        yield b.p(b.strong(_sentence(text)), f" {_sentence(certainty(side))}")
         for chance in side.posterior[:1]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
-            yield b.Paragraph(f"Runs contradict each other: {share}.", "unsure")
+            yield b.p(f"Runs contradict each other: {share}.", tone="unsure")
     rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
     yield from b.table([f"{bisection.by}:name", "verdict:name", "observed"], rows, "the boundaries")
 
@@ -162,14 +162,14 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
 def _line(bisection: Bisection) -> Iterator[b.Block]:
     points = ran(bisection)
     if points:
-        yield b.Paragraph(LEGEND, "soft")
+        yield b.p(LEGEND, tone="soft")
         marks = [f"{point_name(p)} {WORDS[p.verdict][0]}" for p in points if p.verdict]
         caption = "Small: not run. A shaded band lies between the two sides of a boundary."
-        yield b.Picture(_drawing(bisection), [b.Paragraph(" · ".join(marks))], caption)
+        yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
 
 
 def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
-    yield b.Paragraph(_sentence(side.explanation))
+    yield b.p(_sentence(side.explanation))
     facts = [f"{certainty(side)}; {b.count(side.runs, 'run')}", *side.notes]
     if side.other_between:
         between = " and ".join(_short(bisection, name) for name in side.other_between)
@@ -179,7 +179,7 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
     yield from b.bullets(facts)
     if side.posterior:
         rate = f"; the failure shows in about {side.rate:.0%} of the runs" if side.rate else ""
-        yield b.Paragraph(f"Runs contradict each other{rate}. Where the boundary may lie:")
+        yield b.p(f"Runs contradict each other{rate}. Where the boundary may lie:")
         chances = side.posterior[:CHANCES]
         rows = [(_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances]
         yield from b.table(["last bad:name", "probability:number"], rows, "the boundary's place")

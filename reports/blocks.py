@@ -69,9 +69,11 @@ def prose(text: str) -> tuple[str | Span, ...]:
     return tuple(code(piece) if n % 2 else piece for n, piece in enumerate(pieces) if piece)
 
 
-def spans(inline: Inline) -> tuple[Span, ...]:
-    """The pieces of ``inline``, each a span."""
-    pieces = inline if isinstance(inline, tuple) else (inline,)
+def spans(*inlines: Inline) -> tuple[Span, ...]:
+    """The pieces of each, one after another, each a span."""
+    pieces = (
+        one for inline in inlines for one in (inline if isinstance(inline, tuple) else (inline,))
+    )
     return tuple(Span(piece) if isinstance(piece, str) else piece for piece in pieces)
 
 
@@ -310,6 +312,11 @@ def columns(*names: str) -> tuple[Column, ...]:
         text, _, kind = name.partition(":")
         made.append(Column(text, kind if kind in ("name", "number") else "prose"))  # type: ignore[arg-type]
     return tuple(made)
+
+
+def p(*pieces: Inline, tone: Tone = "") -> Paragraph:
+    """A paragraph of these pieces, one after another."""
+    return Paragraph(pieces[0] if len(pieces) == 1 else spans(*pieces), tone)
 
 
 def row(

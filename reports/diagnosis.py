@@ -40,7 +40,7 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
         b.Section("Class of failure", [*_classes(diagnosis)], 95),
         b.Section("Known failures", [*_matches(diagnosis)], 93),
         b.Section("What could not be observed", b.bullets(diagnosis.unseen[:40]), 72),
-        b.Section("What the diagnosis cost", [b.Paragraph(effect_sentence(diagnosis))], 71),
+        b.Section("What the diagnosis cost", [b.p(effect_sentence(diagnosis))], 71),
     ]
     if incident is not None:
         # The timeline of a few seconds says less than the rest.
@@ -110,19 +110,19 @@ def code_of(match: Match) -> str:
 def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     assessment = diagnosis.assessment
     since = f" Since: {diagnosis.since}." if diagnosis.since else ""
-    yield b.Paragraph((b.strong(words.sentence(assessment.sentence)), since))
+    yield b.p(b.strong(words.sentence(assessment.sentence)), since)
     for match in diagnosis.found[:1]:
         fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
         why = f": {match.title}. {words.sentence(match.why)}"
-        yield b.Paragraph((f"{fit} ", b.code(code_of(match)), why))
+        yield b.p(f"{fit} ", b.code(code_of(match)), why)
     for one in diagnosis.classes[:2] if not diagnosis.found else []:
         sure = f", {one.certainty.value}: {one.sentence}"
-        yield b.Paragraph(("Class ", b.code(one.name.value), sure))
+        yield b.p("Class ", b.code(one.name.value), sure)
     yield from _stack(diagnosis)
     if diagnosis.state is not ServerState.HEALTHY:
         remedies = [text for match in diagnosis.found[:1] for text in match.remedies]
         advice = [*remedies, *diagnosis.assessment.advice]
-        yield from (b.Paragraph(("To do: ", *b.prose(text))) for text in advice[:2])
+        yield from (b.p("To do: ", b.prose(text)) for text in advice[:2])
 
 
 def _counts(diagnosis: Diagnosis) -> Iterator[str]:
@@ -149,10 +149,10 @@ def _stack(diagnosis: Diagnosis) -> list[b.Block]:
 def _observed(diagnosis: Diagnosis) -> Iterator[b.Block]:
     assessment = diagnosis.assessment
     if diagnosis.since:
-        yield b.Paragraph(f"Since: {diagnosis.since}.")
+        yield b.p(f"Since: {diagnosis.since}.")
     yield from b.bullets(assessment.why[:40])
     if assessment.advice:
-        yield b.Paragraph("What to do:")
+        yield b.p("What to do:")
         yield from b.bullets([b.prose(text) for text in assessment.advice[:12]])
 
 
@@ -164,10 +164,10 @@ def class_title(one: NamedClass) -> str:
 def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for one in diagnosis.classes[:12]:
         yield b.Heading((b.code(one.name.value), f" {class_title(one)}"))
-        yield b.Paragraph(one.sentence)
+        yield b.p(one.sentence)
         yield from b.bullets(one.why[:12])
         if one.advice:
-            yield b.Paragraph("What to do:")
+            yield b.p("What to do:")
             yield from b.bullets(one.advice)
         yield from b.bullets(one.references, "soft")
 
@@ -197,7 +197,7 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
             continue
         for match in [m for m in some if m.fit in _SHOWN][:3]:
             yield b.Heading((b.code(code_of(match)), f" {match.title}"))
-            yield b.Paragraph(match.why)
+            yield b.p(match.why)
             yield from runs.condition_tables(match.conditions[:60], b.slug(code_of(match)) + "-")
             yield from b.bullets(match.references[:3], "soft")
 

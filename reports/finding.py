@@ -139,9 +139,9 @@ def compose(loaded: LoadedFinding) -> b.Page:
 
 
 def _card(finding: Finding) -> Iterator[b.Block]:
-    yield b.Paragraph((b.strong("Observed: "), words.sentence(findings.observation(finding))))
-    yield b.Paragraph((b.strong("Expected: "), f"{findings.expected(finding)}."))
-    yield from (b.Paragraph(f"The same requests also show: {one}") for one in finding.also[:3])
+    yield b.p(b.strong("Observed: "), words.sentence(findings.observation(finding)))
+    yield b.p(b.strong("Expected: "), f"{findings.expected(finding)}.")
+    yield from (b.p(f"The same requests also show: {one}") for one in finding.also[:3])
     if finding.stack:
         yield findings.stack(finding)
 
@@ -166,7 +166,7 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
     order = "one after another" if in_order(case) else "by their barriers, some together"
     hidden = f" {sequence.hidden} more requests are not drawn." if sequence.hidden else ""
     legend = f"Sent {order}; lengths say nothing about time. {drawn.LEGEND}.{hidden}"
-    yield b.Paragraph(legend, "soft")
+    yield b.p(legend, tone="soft")
     yield b.Picture(drawn.picture(sequence), [b.Fence(drawn.drawing(sequence))])
     rows = [
         b.row(
@@ -205,18 +205,16 @@ def _reproduction(loaded: LoadedFinding) -> Iterator[b.Block]:
     yield b.Fence("\n".join(loaded.steps), "sh")
     if loaded.case is not None and loaded.case.operations:
         needs = " needs Python and nothing else, and talks to 127.0.0.1 only. Its requests are in "
-        yield b.Paragraph(
-            (b.link(SCRIPT_FILE, SCRIPT_FILE), needs, b.link(CASE_FILE, CASE_FILE), ".")
-        )
+        yield b.p(b.link(SCRIPT_FILE, SCRIPT_FILE), needs, b.link(CASE_FILE, CASE_FILE), ".")
 
 
 def _known(finding: Finding) -> Iterator[b.Block]:
-    yield b.Paragraph(findings.known_words(finding))
+    yield b.p(findings.known_words(finding))
     yield b.Facts([("told apart from other failures by", b.code(finding.bucket))], "bucket")
 
 
 def _rate(finding: Finding) -> Iterator[b.Block]:
-    yield b.Paragraph(f"{findings.rate_words(finding.rate)}. {findings.RATE_NOTE}")
+    yield b.p(f"{findings.rate_words(finding.rate)}. {findings.RATE_NOTE}")
 
 
 def _steps(finding: Finding) -> list[b.Block]:

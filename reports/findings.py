@@ -142,8 +142,8 @@ def card(found: Sequence[Listed]) -> Iterator[b.Block]:
     ]
     yield from b.table([*heads, "first after:number"], rows, "findings")
     worst = worst_first(found)[0]
-    yield b.Paragraph((b.strong(f"{worst.id}: "), words.sentence(observation(worst.finding))))
-    yield b.Paragraph(f"Expected: {expected(worst.finding)}.")
+    yield b.p(b.strong(f"{worst.id}: "), words.sentence(observation(worst.finding)))
+    yield b.p(f"Expected: {expected(worst.finding)}.")
     if worst.finding.stack:
         yield stack(worst.finding)
 
@@ -165,7 +165,7 @@ def findings_section(found: Sequence[Listed]) -> b.Section:
     ]
     heads = ("finding", "observed", "expected", "known as", "requests", "rate", "first after")
     shown = b.table(heads, rows, "findings")
-    return b.Section("Findings", [*shown, *[b.Paragraph(RATE_NOTE)] * bool(rows)], 97)
+    return b.Section("Findings", [*shown, *[b.p(RATE_NOTE)] * bool(rows)], 97)
 
 
 def shrinking(found: Sequence[Listed]) -> list[b.Block]:

@@ -41,7 +41,7 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
         badge=findings.badge(fuzz, all_found, nothing),
         subject=f"fuzzing of {where}",
         warning=b.Warning(fuzz.failure) if fuzz.failure else None,
-        card=[*findings.card(found), b.Paragraph(ABSENT)],
+        card=[*findings.card(found), b.p(ABSENT)],
         counts=[
             *findings.counts(all_found, len(fuzz.once)),
             b.count(len(fuzz.episodes), "episode"),
@@ -107,7 +107,7 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
     text += f"the last {b.count(idle, 'episode')} showed nothing new." if idle else (
         "the last episode still showed something new."
     )  # fmt: skip
-    yield b.Paragraph(text)
+    yield b.p(text)
     points = [(float(n), float(min(total, 10**9))) for n, total in enumerate(sums)]
     yield b.Picture(drawing, [b.Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}.")
 

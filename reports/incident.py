@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mmrepro.base.units import duration, size
-from mmrepro.evidence import ReproducerResult
 from mmrepro.incident import (
     INCIDENT_FILE,
     SCHEMA_VERSION,
     ClaimStatus,
     Incident,
     KeyStack,
-    MitigationFacts,
     StandIn,
 )
 from mmrepro.incident.model import collision_probability
@@ -60,36 +58,26 @@ def warning(incident: Incident) -> b.Warning | None:
 
 
 def footer(incident: Incident) -> b.Inline:
-    return (
-        f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by mmrepro "
-        f"{incident.mmrepro_version} from ",
-        b.code("incident.json"),
-        "; the raw evidence lies in ",
-        b.code("evidence/"),
-        " beside it.",
-    )
+    made = f"UTC, made by mmrepro {incident.mmrepro_version} from "
+    name = f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} {made}"
+    beside = "; the raw evidence lies in "
+    return (name, b.code("incident.json"), beside, b.code("evidence/"), " beside it.")
 
 
 def _card(incident: Incident) -> Iterator[b.Block]:
     if text := outcome(incident):
-        yield b.Paragraph(text)
+        yield b.p(text)
     reproduced = bool(incident.verdict) and incident.outcome is Outcome.REPRODUCED
-    yield b.Paragraph(b.prose(words.sentence(incident.scenario.summary)))
+    yield b.p(b.prose(words.sentence(incident.scenario.summary)))
     if incident.key_stack:
         yield stack(incident.key_stack, short=True)
     if incident.verdict is not None and incident.scenario.affected:
-        known = [f"Affected releases: {incident.scenario.affected}"]
-        helps = next((m for m in incident.mitigations if not m.hides), None)
-        if helps and reproduced:
-            yield b.Paragraph(
-                (*known, "; workaround ", b.code(helps.name), f": {helps.description}")
-            )
-        else:
-            yield b.Paragraph(known[0])
+        known = f"Affected releases: {incident.scenario.affected}"
+        helps = next((m for m in incident.mitigations if not m.hides and reproduced), None)
+        how = ("; workaround ", b.code(helps.name), f": {helps.description}") if helps else ""
+        yield b.p(known, how)
     if incident.left_behind:
-        yield b.Paragraph(
-            f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", "bad"
-        )
+        yield b.p(f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", tone="bad")
 
 
 def counts(incident: Incident) -> Iterator[str]:
@@ -105,10 +93,8 @@ def counts(incident: Incident) -> Iterator[str]:
 def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
     yield "to repeat it", incident.command
     if incident.server is not None:
-        yield (
-            f"the server still runs at {incident.server.url}; to end it",
-            f"kill {incident.server.pid}",
-        )
+        why = f"the server still runs at {incident.server.url}; to end it"
+        yield why, f"kill {incident.server.pid}"
 
 
 # ------------------------------------------------------------------------------- what happened
@@ -170,7 +156,7 @@ def _symptoms(incident: Incident) -> list[b.Block]:
             row.healthy,
             row.reported,
             words.abnormal_words(row.abnormal),
-            status="abnormal" if row.abnormal else "",
+            status={True: "abnormal", False: "normal", None: "unknown"}[row.abnormal],
         )
         for row in incident.symptoms[:200]
     ]
@@ -184,7 +170,7 @@ def _exhibits(incident: Incident) -> Iterator[b.Block]:
     for exhibit, drawn, curve in exhibits(incident):
         yield b.Heading(exhibit.title)
         if exhibit.note:
-            yield b.Paragraph(b.prose(exhibit.note))
+            yield b.p(b.prose(exhibit.note))
         rows = [
             (
                 shown.caption,
@@ -200,8 +186,9 @@ def _exhibits(incident: Incident) -> Iterator[b.Block]:
         if exhibit.birthday is not None:
             given = exhibit.birthday
             marks = [
-                (f"{p.images:,}", collision_share(p.images, given.bits), p.label)
+                (f"{p.images:,}", f"{collision_probability(p.images, given.bits):.1%}", p.label)
                 for p in (*given.pools, *given.seen)[:40]
+                if p.images >= 0
             ]
             heads = ["images:number", "chance of a collision:number", ""]
             yield b.Picture(curve, b.table(heads, marks))
@@ -209,7 +196,7 @@ def _exhibits(incident: Incident) -> Iterator[b.Block]:
 
 def stack(given: KeyStack, *, short: bool = False) -> b.Stack:
     """``short``: the innermost frames alone, without their locals."""
-    state = ("active" if given.active else "idle") + ("+gil" if given.owns_gil else "")
+    state = ("active" if given.active else "idle") + "+gil" * given.owns_gil
     frames = [
         b.Frame(f.function, f.file, f.line, {} if short else f.locals)
         for f in given.frames[: b.FRAMES if short else None]
@@ -226,14 +213,14 @@ def _stack(given: KeyStack) -> Iterator[b.Block]:
         b.code(given.process),
         " show it, innermost call first. ",
     )
-    yield b.Paragraph((*text, *b.prose(given.note)))
+    yield b.p(text, b.prose(given.note))
     yield from b.folded(f"{len(given.frames)} frames with their locals", [stack(given)])
 
 
 def _conditions(incident: Incident) -> Iterator[b.Block]:
     assert incident.verdict is not None
     text = condition_count(incident) + ". " if condition_count(incident) else ""
-    yield b.Paragraph(text + words.sentence(incident.verdict.explanation))
+    yield b.p(text + words.sentence(incident.verdict.explanation))
     yield from condition_tables(incident.verdict.conditions)
 
 
@@ -243,10 +230,7 @@ def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iter
         some = [c for c in given if (c.truth is Truth.MET) is met]
         rows = [
             b.row(
-                b.toned(
-                    f"{words.TRUTH_MARKS[c.truth]} {words.TRUTH_WORDS[c.truth]}",
-                    words.TRUTH_TONES[c.truth],
-                ),
+                words.truth(c.truth),
                 c.observed,
                 (c.statement, " ", b.code(c.id)),
                 words.part_words(c),
@@ -266,21 +250,19 @@ def _logs(incident: Incident) -> list[b.Block]:
     for log in incident.log_lines[:60]:
         note = f": {log.note}" if log.note else ""
         prefix = " ".join(filter(None, [log.process and f"({log.process})", log.time]))
-        blocks.append(b.Paragraph((b.code(f"{log.file}:{log.number}"), note)))
+        blocks.append(b.p(b.code(f"{log.file}:{log.number}"), note))
         blocks.append(b.Fence(f"{prefix} {log.text}".strip()))
     return b.folded(f"{len(blocks) // 2} excerpts", blocks, open=len(blocks) <= 4)
 
 
 def _root_cause(incident: Incident) -> list[b.Block]:
     text = incident.scenario.explanation
-    blocks: list[b.Block] = [b.Paragraph(b.prose(text))] if text else []
+    blocks: list[b.Block] = [b.p(b.prose(text))] if text else []
     sources: list[b.Block] = []
     for source in incident.sources[:30]:
         where = b.code(f"{source.file}:{source.first_line}")
         sources.append(
-            b.Paragraph(
-                (b.code(source.qualname), " in ", where, ", as installed. ", *b.prose(source.note))
-            )
+            b.p(b.code(source.qualname), " in ", where, ", as installed. ", b.prose(source.note))
         )
         lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
         sources.append(b.Fence(lines, "python", source.first_line, source.highlight))
@@ -294,16 +276,13 @@ def _reproducers(incident: Incident) -> list[b.Block]:
             b.code(r.name),
             "–" if r.exit_code is None else str(r.exit_code),
             duration(r.seconds),
-            facts(r),
+            ", ".join(f"{name}={value}" for name, value in r.facts.items()),
             r.error,
         )
         for r in incident.evidence.reproducers[:40]
     ]
-    return b.table(
-        ["reproducer:name", "exit code:number", "took:number", "facts", "error"],
-        rows,
-        "minimal reproducers",
-    )
+    heads = ("reproducer:name", "exit code:number", "took:number", "facts", "error")
+    return b.table(heads, rows, "minimal reproducers")
 
 
 # ------------------------------------------------------------------------------ claims and context
@@ -320,34 +299,26 @@ def _claims(incident: Incident) -> Iterator[b.Section]:
 
 
 def _mitigations(incident: Incident) -> list[b.Block]:
-    return b.table(
-        ["mitigation:name", "this run", "what it does", "try it"],
-        [
-            (b.code(m.name), _tried(m), m.description, b.code(m.command))
-            for m in incident.mitigations
-        ],
-        "mitigations",
-    )
-
-
-def _tried(mitigation: MitigationFacts) -> str:
-    observed = f": {mitigation.observed}" if mitigation.observed else ""
-    return words.effective_words(mitigation) + observed
+    rows = [
+        (
+            b.code(m.name),
+            words.effective_words(m) + (f": {m.observed}" if m.observed else ""),
+            m.description,
+            b.code(m.command),
+        )
+        for m in incident.mitigations
+    ]
+    return b.table(["mitigation:name", "this run", "what it does", "try it"], rows, "mitigations")
 
 
 def context(incident: Incident) -> Iterator[b.Section]:
     """The sections on what the run was made with, and how it went."""
     yield b.Section("What differs from production", _differences(incident), 65)
-    yield b.Section(
-        "Upstream",
-        b.bullets(
-            [
-                (b.link(r.id, r.url), f": {r.title}" + (f" ({r.note})" if r.note else ""))
-                for r in incident.references[:40]
-            ]
-        ),
-        55,
-    )
+    upstream = [
+        (b.link(r.id, r.url), f": {r.title}" + (f" ({r.note})" if r.note else ""))
+        for r in incident.references[:40]
+    ]
+    yield b.Section("Upstream", b.bullets(upstream), 55)
     yield b.Section("Environment", [*_environment(incident)], 75)
     yield b.Section("How the run went", [*_run(incident)], 40)
     yield b.Section("Requests", _requests(incident), 30)
@@ -356,11 +327,9 @@ def context(incident: Incident) -> Iterator[b.Section]:
 
 def _differences(incident: Incident) -> list[b.Block]:
     meaning = words.FIDELITY_WORDS[incident.fidelity]
-    blocks: list[b.Block] = [
-        b.Paragraph(("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}."))
-    ]
+    blocks: list[b.Block] = [b.p("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}.")]
     if not incident.stand_ins and incident.diagnosis is None:
-        blocks.append(b.Paragraph("No stand-in: the engine's code is unmodified."))
+        blocks.append(b.p("No stand-in: the engine's code is unmodified."))
     blocks += words.stand_ins(((s, stand_in_use(s)) for s in incident.stand_ins), "in this run")
     return blocks + settings_table(incident.engine.settings)
 
@@ -389,9 +358,7 @@ def _packages(incident: Incident) -> list[b.Block]:
     file = incident.engine.packages_file
     where: list[b.Block] = []
     if file:
-        where = [
-            b.Paragraph(("With hashes: ", b.code("evidence/" + file.removeprefix("evidence/"))))
-        ]
+        where = [b.p("With hashes: ", b.code("evidence/" + file.removeprefix("evidence/")))]
     shown = [*where, b.Fence("\n".join(packages[:2000]))]
     return b.folded(f"{len(packages)} packages as resolved", shown)
 
@@ -400,19 +367,14 @@ def _run(incident: Incident) -> Iterator[b.Block]:
     if gate := incident.gate:
         latency = words.span(gate.latencies_s)
         rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
-        yield b.Paragraph(
-            (
-                "Warm-up check ",
-                b.strong("passed", "good") if gate.passed else b.strong("failed", "bad"),
-                f": {words.sentence(gate.why)}"
-                + (f" Latencies {latency}." if latency else "")
-                + (f" Deadline {duration(gate.deadline_s)}{rule}." if gate.deadline_s else ""),
-            )
-        )
+        passed = b.strong("passed", "good") if gate.passed else b.strong("failed", "bad")
+        told = [words.sentence(gate.why), f"Latencies {latency}." if latency else ""]
+        told += [f"Deadline {duration(gate.deadline_s)}{rule}."] if gate.deadline_s else []
+        yield b.p("Warm-up check ", passed, f": {' '.join(filter(None, told))}")
     if text := latencies(incident):
-        yield b.Paragraph(text)
+        yield b.p(text)
     if text := engine_exit(incident):
-        yield b.Paragraph(b.strong(text, "bad"))
+        yield b.p(b.strong(text, "bad"))
     processes = footprint(incident)[:40]
     heads = ["process", "resident memory:number", "threads:number"]
     shown = b.table(heads, processes, "processes of the engine")
@@ -440,11 +402,10 @@ def _run(incident: Incident) -> Iterator[b.Block]:
         ("Within the engine's start", incident.engine.start_stages),
     ):
         if stages:
-            spent = ", ".join(
-                f"{n} {duration(s)}" for n, s in list(stages.items())[:30] if words.sane(s)
-            )
-            yield b.Paragraph(f"{what}: {spent}.")
-    yield b.Paragraph((b.strong("Left behind: "), left_behind(incident)))
+            known = [(n, s) for n, s in list(stages.items())[:30] if words.sane(s)]
+            spent = ", ".join(f"{n} {duration(s)}" for n, s in known)
+            yield b.p(f"{what}: {spent}.")
+    yield b.p(b.strong("Left behind: "), left_behind(incident))
     yield from b.bullets([b.code(item) for item in incident.left_behind[:100]])
 
 
@@ -503,12 +464,8 @@ def junit(incident: Incident) -> list[Suite]:
                 output=text if tested else "",
             )
         )
-    properties = [
-        ("engine", engine_name(incident)),
-        ("fidelity", str(incident.fidelity)),
-        ("incident", incident.id),
-        ("command", incident.command),
-    ]
+    properties = [("engine", engine_name(incident)), ("fidelity", str(incident.fidelity))]
+    properties += [("incident", incident.id), ("command", incident.command)]
     return [Suite(name, incident.created.wall, cases, properties)]
 
 
@@ -629,19 +586,16 @@ def condition_count(incident: Incident) -> str:
 
 def environment(incident: Incident) -> list[tuple[str, str]]:
     """Label and value of all that a second person needs to have the same run."""
-    engine, wheel, model, host = (
-        incident.engine,
-        incident.engine.wheel,
-        incident.model,
-        incident.host,
-    )
-    rows = [("mmrepro", incident.mmrepro_version), ("engine", engine_name(incident))]
+    engine, model, host = incident.engine, incident.model, incident.host
+    wheel = engine.wheel
+    rows = [("mmrepro", incident.mmrepro_version)]
     if incident.diagnosis is not None:
         from mmrepro.reports.diagnosis import target_rows
 
-        rows = [("mmrepro", incident.mmrepro_version), *target_rows(incident.diagnosis)]
-    if engine.commit:
-        rows.append(("commit", engine.commit))
+        rows += target_rows(incident.diagnosis)
+    else:
+        rows.append(("engine", engine_name(incident)))
+    rows.append(("commit", engine.commit))
     if wheel:
         rows += [
             ("wheel", wheel.filename),
@@ -726,13 +680,6 @@ def footprint(incident: Incident) -> list[tuple[str, str, str]]:
     return rows
 
 
-def collision_share(images: int, bits: int) -> str:
-    """The chance of two equal values among ``images`` of so many bits, in per cent."""
-    if images < 0:
-        return "?"
-    return f"{collision_probability(images, bits):.1%}"
-
-
 def latencies(incident: Incident) -> str:
     """Start-up, and the latencies of all answered completions; empty without either."""
     start = incident.engine.start_seconds
@@ -763,10 +710,6 @@ def engine_exit(incident: Incident) -> str:
         return ""
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     return f"The engine ended by itself {how}."
-
-
-def facts(reproducer: ReproducerResult) -> str:
-    return ", ".join(f"{name}={value}" for name, value in reproducer.facts.items())
 
 
 def left_behind(incident: Incident) -> str:

@@ -175,7 +175,7 @@ def incident_issue(incident: Incident) -> str:
     ]
     # The stack stands below the log's lines.
     card = [block for block in runs.compose(shown).card if not isinstance(block, b.Stack)]
-    card.append(b.Paragraph(f"Fidelity {shown.fidelity}: {words.FIDELITY_WORDS[shown.fidelity]}."))
+    card.append(b.p(f"Fidelity {shown.fidelity}: {words.FIDELITY_WORDS[shown.fidelity]}."))
     rows = [(row.check, row.observed, row.healthy) for row in shown.symptoms]
     command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
@@ -263,9 +263,9 @@ def _markdown(blocks: Sequence[b.Block]) -> str:
 def _described(loaded: LoadedFinding) -> str:
     finding = loaded.finding
     blocks: list[b.Block] = [
-        b.Paragraph((b.strong("Observed:"), f" {words.sentence(findings.observation(finding))}")),
-        b.Paragraph((b.strong("Expected:"), f" {findings.expected(finding)}.")),
-        b.Paragraph(
+        b.p(b.strong("Observed:"), f" {words.sentence(findings.observation(finding))}"),
+        b.p(b.strong("Expected:"), f" {findings.expected(finding)}."),
+        b.p(
             f"Observed in {findings.rate_words(finding.rate)} on fresh servers. "
             f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}"
         ),
@@ -274,11 +274,11 @@ def _described(loaded: LoadedFinding) -> str:
         blocks.append(b.Fence(drawing(loaded.sequence)))
     if finding.known:
         name = b.code(findings.known_name(finding))
-        blocks.append(b.Paragraph(("It fits the known failure ", name, f": {finding.known_why}")))
+        blocks.append(b.p("It fits the known failure ", name, f": {finding.known_why}"))
     if finding.needed:
         blocks.append(b.Details("Why each request is needed", replayed.needed(loaded)))
     if loaded.limits:
-        blocks += [b.Paragraph("What this does not show:"), *b.bullets(loaded.limits)]
+        blocks += [b.p("What this does not show:"), *b.bullets(loaded.limits)]
     return _markdown(blocks)
 
 

@@ -220,7 +220,7 @@ def compose(night: NightView) -> b.Page:
         for s in odd[:20]
         if s.deciding and s.deciding.command
     ]
-    again = [block for why, text in repeats for block in (b.Paragraph(why), b.Fence(text, "sh"))]
+    again = [block for why, text in repeats for block in (b.p(why), b.Fence(text, "sh"))]
     untested = night.standing(Standing.UNTESTED)
     listed = _listed(night, untested)
     every = _listed(night, night.squares, None)
@@ -256,8 +256,8 @@ def compose(night: NightView) -> b.Page:
 
 
 def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
-    yield b.Paragraph((b.strong(f"{words.capital(night.changes)}. "), night.scale))
-    yield from (b.Paragraph(note, "unsure") for note in night.notes[:3])
+    yield b.p(b.strong(f"{words.capital(night.changes)}. "), night.scale)
+    yield from (b.p(note, tone="unsure") for note in night.notes[:3])
     known = {event.cell for event in night.events}
     rows: list[Sequence[b.Inline]] = [
         (b.toned(*EVENTS[event.what]), event.text) for event in night.events[:6]
@@ -292,15 +292,15 @@ def _changes(night: NightView) -> Iterator[b.Block]:
         square = night.by_id.get(event.cell)
         return (f"#{square.anchor}", night.href(square.deciding)) if square else ("", "")
 
-    yield from (b.Paragraph(note, "unsure") for note in night.notes[:20])
+    yield from (b.p(note, tone="unsure") for note in night.notes[:20])
     yield from events_table(night.events, link_of)
     if night.shifts:
         text = f"Otherwise than in {night.before}, and no event: {', '.join(night.shifts)}."
-        yield b.Paragraph(text, "soft")
+        yield b.p(text, tone="soft")
     elif not night.events and night.before:
-        yield b.Paragraph(f"Nothing: every job came out as in {night.before}.")
+        yield b.p(f"Nothing: every job came out as in {night.before}.")
     elif not night.events:
-        yield b.Paragraph("This is the first nightly run of this ledger: there is none to compare.")
+        yield b.p("This is the first nightly run of this ledger: there is none to compare.")
 
 
 def _odd(night: NightView, standing: Standing, keep: int) -> Iterator[b.Section]:
@@ -363,11 +363,9 @@ def _picture(night: NightView) -> Iterator[b.Block]:
     ]
     signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
     signs += ", ≈k/n flaky: k of n reproduced it; ! not as expected; q in quarantine."
-    yield b.Picture(drawn.legend(night.squares), [b.Paragraph(signs)])
+    yield b.Picture(drawn.legend(night.squares), [b.p(signs)])
     instead = [
-        block
-        for grid in night.grids
-        for block in (b.Paragraph(b.strong(grid.engine)), *grid.table())
+        block for grid in night.grids for block in (b.p(b.strong(grid.engine)), *grid.table())
     ]
     yield b.Picture(drawn.drawing(night.grids, night.href, new), instead)
     yield from b.folded("Fidelities: what the runs were made on", b.bullets(fidelities))
@@ -387,7 +385,7 @@ def _quarantine(night: NightView) -> list[b.Block]:
 def _trend(night: NightView) -> Iterator[b.Block]:
     bars = len(night.trend) > 1 and drawn.chart(night.trend)
     if not bars:
-        yield b.Paragraph("There is one nightly run so far: a trend begins with the second.")
+        yield b.p("There is one nightly run so far: a trend begins with the second.")
         return
     heads = ["nightly run:name", "jobs:number", "not as expected:number", "took:number"]
     rows = [(p.night, f"{p.total}", f"{p.surprises}", duration(p.seconds)) for p in night.trend]
@@ -527,7 +525,7 @@ def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
     strips = strips_of(history, scenario, jobs=bool(scenario))
     if not strips:
         of = f" of {scenario}" if scenario else ""
-        return [b.Paragraph(f"No nightly run of this ledger has a job{of}.")]
+        return [b.p(f"No nightly run of this ledger has a job{of}.")]
     rows: list[Sequence[b.Inline]] = []
     for engine, name, groups in strips:
         newest = next((group for group in reversed(groups) if group), [])
@@ -544,12 +542,12 @@ def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
     if not scenario:
         signs = f"= every release as expected, ! one of them not, else {signs}"
     return [
-        b.Paragraph(
+        b.p(
             f"{b.count(len(nights), 'nightly run')}: {nights[0].night.id} … "
             f"{nights[-1].night.id}, oldest first"
         ),
         *b.table(["engine:name", "scenario:name", "nightly runs:name", "newest"], rows),
-        b.Paragraph(f"{signs}; _ no job in that nightly run", "soft"),
+        b.p(f"{signs}; _ no job in that nightly run", tone="soft"),
     ]
 
 

@@ -64,7 +64,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
                 b.table(["class:name", "observed", "expected"], once, "observed once"),
                 85,
             ),
-            b.Section("Counted, not reported", [b.Paragraph(counted)] if counted else [], 50),
+            b.Section("Counted, not reported", [b.p(counted)] if counted else [], 50),
             b.Section("What could not be judged", b.bullets(replay.unseen), 75),
             b.Section("The traffic", b.bullets(origin(replay)), 55),
             b.Section("Attempts", _attempts(replay), 30),
