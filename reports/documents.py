@@ -137,8 +137,10 @@ def kind_of(place: Path) -> Kind[Any]:
     return found
 
 
-def render(kind: Kind[T], loaded: T, format: str) -> str:
+def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) -> str:
     """The report as ``md``, ``html``, ``json`` or ``junit``; ends with a newline.
+
+    ``folder``: as ``html.render_html`` has it.
 
     Raises:
         UsageError: the kind has no such format.
@@ -157,19 +159,22 @@ def render(kind: Kind[T], loaded: T, format: str) -> str:
     if format == "html":
         from mmrepro.reports.html import render_html
 
-        return render_html(page)
+        return render_html(page, folder)
     from mmrepro.reports.markdown import render_markdown
 
     return render_markdown(page, kind.markdown_bytes)
 
 
-def rendered(kind: Kind[T], loaded: T) -> dict[str, str]:
-    """The Markdown and the HTML by the names of their files, composed once."""
+def rendered(kind: Kind[T], loaded: T, folder: Path | None = None) -> dict[str, str]:
+    """The Markdown and the HTML by the names of their files, composed once.
+
+    ``folder``: as ``html.render_html`` has it.
+    """
     from mmrepro.reports.html import render_html
     from mmrepro.reports.markdown import render_markdown
 
     page = kind.compose(loaded)
-    texts = (render_markdown(page, kind.markdown_bytes), render_html(page))
+    texts = (render_markdown(page, kind.markdown_bytes), render_html(page, folder))
     return dict(zip(kind.files, texts, strict=True))
 
 
@@ -185,7 +190,7 @@ def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     Raises:
         UnwritableOutput: a file could not be written; one that was there before is untouched.
     """
-    texts = rendered(kind, loaded)
+    texts = rendered(kind, loaded, folder)
     for name, text in texts.items():
         replace_file(folder / name, text)
     return [folder / name for name in texts]

@@ -9,11 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Final, assert_never
 
 from markupsafe import Markup, escape
+from mmrepro.machine.files import is_file
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import join, tag
 from mmrepro.text.sanitize import clip, one_line, plain
@@ -37,8 +40,25 @@ _PAGE: Final = Markup(
 )
 
 
-def render_html(page: b.Page) -> str:
-    """The whole page; long parts are folded."""
+_FOLDER: Final[ContextVar[Path | None]] = ContextVar("folder", default=None)
+"""Where the page that is rendered lies."""
+
+
+def render_html(page: b.Page, folder: Path | None = None) -> str:
+    """The whole page; long parts are folded.
+
+    Args:
+        folder: that the page lies in: a link to a file that is not there is plain text. None:
+            whatever is linked will be there.
+    """
+    before = _FOLDER.set(folder)
+    try:
+        return _whole(page)
+    finally:
+        _FOLDER.reset(before)
+
+
+def _whole(page: b.Page) -> str:
     style, script = _asset("style.css"), _asset("script.js")
     links = [
         tag("li", tag("a", one_line(section.title, 80), href=f"#{section.anchor}"))
@@ -264,6 +284,8 @@ def _span(span: b.Span) -> Markup:
         text = tag("code" if span.style == "code" else "strong", text)
     if span.tone:
         text = tag("span", text, cls=f"{span.tone}-text")
-    if href := b.safe_href(span.href):
+    href, folder = b.safe_href(span.href), _FOLDER.get()
+    elsewhere = href.startswith(("#", "https://", "http://"))
+    if href and (folder is None or elsewhere or is_file(folder / href)):
         text = tag("a", text, href=href)
     return join([lead, text, tail])

@@ -24,6 +24,8 @@ PLOT_H: Final = 170
 MAX_LINES: Final = 6
 """Colours of the style sheet."""
 MAX_MARKS: Final = 24
+_SHAPES: Final = ("path", "rect", "circle")
+"""Elements that most often hold nothing."""
 
 
 def join(parts: Iterable[Markup | str]) -> Markup:
@@ -45,6 +47,8 @@ def tag(name: str, *inside: Markup | str, **attributes: object) -> Markup:
         for key, value in attributes.items()
         if value is not None and value is not False and value != ""
     )
+    if name in _SHAPES and not inside:
+        return Markup("<{}{}/>").format(name, given)
     return Markup("<{0}{1}>{2}</{0}>").format(name, given, join(inside))
 
 

@@ -73,7 +73,8 @@ def report(asked: ReportCommand) -> None:
     if asked.format == "issue":
         text = _issue(kind, loaded, asked.incident)
     else:
-        text = render(kind, loaded, asked.format)
+        place = asked.incident
+        text = render(kind, loaded, asked.format, place if place.is_dir() else place.parent)
     typer.echo(text.rstrip("\n"))
 
 
@@ -303,7 +304,7 @@ def bundle(asked: BundleCommand) -> None:
     """
     import os
 
-    from mmrepro.machine.files import is_folder
+    from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import incident as runs, replay as replays
     from mmrepro.reports.bundle import write_bundle, write_replay_bundle
 
@@ -315,7 +316,7 @@ def bundle(asked: BundleCommand) -> None:
         "secrets": _lines(asked.secrets_file) if asked.secrets_file else (),
         "force": asked.force,
     }
-    if incident.name == "replay.json" or (incident / "replay.json").is_file():
+    if incident.name == "replay.json" or is_file(incident / "replay.json"):
         manifest = write_replay_bundle(folder, replays.KIND.load(incident), target, **more)
     else:
         manifest = write_bundle(folder, runs.load(incident), target, **more)

@@ -201,6 +201,7 @@ def test_diff_of_two_nights_names_what_changed(matrix: Matrix) -> None:
     document = json.loads(out)
     assert (code, document["before"], document["now"]) == (1, "n2", "n3")
     assert document["events"]
+    assert (document["$id"], document["schema_version"]) == ("urn:mmrepro:nightly-diff:1", 1)
     code, out, _ = matrix(always(BAD), "diff", "M", "n1", "M:n2")
     assert code == 0
     assert "Nothing changed" in out

@@ -29,7 +29,6 @@ from hostile import HOSTILE, plant
 from made_up_replay import operation
 from mmrepro.case.model import Case
 from mmrepro.cli.app import app
-from mmrepro.cli.bisect import exit_code
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import (
     FUZZ_FILE,
@@ -345,8 +344,7 @@ def test_the_badge_and_the_exit_code_agree(
     replayed, fuzzed = replay(*some, **more), fuzz(*(found(one=f) for f in some), **more)
     assert replays.compose(replayed).badge.label == label
     assert fuzzing.compose(fuzzed).badge.label == label
-    assert exit_code(replayed) == code
-    assert replayed.exit_code == fuzzed.exit_code
+    assert replayed.exit_code == fuzzed.exit_code == code
     assert fuzzing.compose(fuzz(once=[once()])).badge.label == "Unproven"
 
 
@@ -410,7 +408,7 @@ def test_a_finding_lies_below_its_session(tmp_path: Path, folder: str) -> None:
     document["found"][0]["folder"] = folder
     (tmp_path / FUZZ_FILE).write_text(json.dumps(document))
     with pytest.raises(BadIncident, match="does not follow the fuzz schema"):
-        fuzzing.load(tmp_path)
+        fuzzing.KIND.load(tmp_path)
 
 
 # ---------------------------------------------------------------------- folders
