@@ -255,8 +255,8 @@ def _add_evidence(packer: _Packer, folder: Path) -> None:
         name, whole = f"{EVIDENCE_DIR}/{safe}", _size_of(path)
         try:
             text, note = _public_text(path, packer.redactor)
-        except _NotPublic as why:
-            packer.leave_out(name, whole, str(why))
+        except _NotPublic as reason:
+            packer.leave_out(name, whole, str(reason))
             continue
         if packer.written + _packed(text) > packer.max_bytes:
             why = f"beyond the limit of {units.size(packer.max_bytes)} for the bundle"

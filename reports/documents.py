@@ -104,20 +104,28 @@ def kind(
     document: type[RecordT],
     version: int,
     compose: Callable[[RecordT], Page],
-    **more: Any,
+    *,
+    name: str = "",
+    files: tuple[str, str] | None = None,
+    junit: Callable[[RecordT], Sequence[Suite]] | None = None,
 ) -> Kind[RecordT]:
     """A kind whose reports are made of one document and are called after its file.
 
     Args:
         word: that its schema is called by; so is the kind, with its article.
         version: of the schema that is read here.
-        more: other attributes of the kind.
+        name, files: where they are others than those by the word and by the file.
     """
-    names = (Path(file).with_suffix(".md").name, Path(file).with_suffix(".html").name)
-    load = partial(load_document, file=file, kind=document, name=word, version=version)
-    article = "an" if word[0] in "aeiou" else "a"
-    given = {"name": f"{article} {word}", "files": names, "load": load, "file": file}
-    return Kind(compose=compose, stored=lambda loaded: loaded, **(given | more))
+    stem = file.removesuffix(".json")
+    return Kind(
+        name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
+        files or (f"{stem}.md", f"{stem}.html"),
+        partial(load_document, file=file, kind=document, name=word, version=version),
+        compose,
+        lambda loaded: loaded,
+        junit,
+        file=file,
+    )
 
 
 def kind_of(place: Path) -> Kind[Any]:

@@ -132,7 +132,7 @@ def _timeline(incident: Incident) -> Iterator[b.Block]:
 
 
 def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
-    tones = {"info": "", "warning": "unsure", "error": "bad"}
+    tones: dict[str, b.Tone] = {"info": "", "warning": "unsure", "error": "bad"}
     rows = [
         b.row(
             f"{line.at:+.2f} s",
