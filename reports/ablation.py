@@ -27,44 +27,34 @@ _FOUND: Final = 8
 """Factors on the first screen."""
 _CLASSES: Final[dict[FactorClass, tuple[str, b.Tone, str]]] = {
     FactorClass.NECESSARY: (
-        "necessary",
-        "good",
-        "the failure needs this setting: toggled alone, symptom and cause are gone, and no "
-        "workaround that was tried does without it",
+        "necessary", "good", "the failure needs this setting: toggled alone, symptom and cause are "
+        "gone, and no workaround that was tried does without it",
     ),
     FactorClass.SUFFICIENT: (
-        "sufficient workaround",
-        "good",
-        "toggled alone, symptom and cause are gone; there are other workarounds",
+        "sufficient workaround", "good", "toggled alone, symptom and cause are gone; there are "
+        "other workarounds",
     ),
     FactorClass.CONTRIBUTES: (
-        "contributes",
-        "good",
-        "toggled alone it changes nothing; it is part of a smallest workaround",
+        "contributes", "good", "toggled alone it changes nothing; it is part of a smallest "
+        "workaround",
     ),
     FactorClass.IRRELEVANT: (
-        "irrelevant",
-        "soft",
-        "toggled alone, the failure is the same; it is part of no smallest workaround that was "
-        "found",
+        "irrelevant", "soft", "toggled alone, the failure is the same; it is part of no smallest "
+        "workaround that was found",
     ),
     FactorClass.HIDES: (
-        "hides it",
-        "bad",
-        "toggled alone, the symptom is gone, but the cause was observed to be still there",
+        "hides it", "bad", "toggled alone, the symptom is gone, but the cause was observed to be "
+        "still there",
     ),
     FactorClass.OTHER: ("other failure", "unsure", "toggled alone, it fails in another way"),
     FactorClass.NOT_TESTED: (
-        "not tested",
-        "unsure",
-        "the toggle was not observed to take effect, so that its run shows nothing of it",
+        "not tested", "unsure", "the toggle was not observed to take effect, so that its run "
+        "shows nothing of it",
     ),
     FactorClass.INCONCLUSIVE: (
-        "inconclusive",
-        "unsure",
-        "toggled alone, too little was observed to decide",
+        "inconclusive", "unsure", "toggled alone, too little was observed to decide"
     ),
-}
+}  # fmt: skip
 """Of each class: its word, its tone and its meaning."""
 _STATES: Final[dict[CellState, str]] = {
     CellState.FAILS: "fails",
@@ -158,10 +148,7 @@ def _counts(ablation: Ablation) -> Iterator[str]:
     for unimportant, word in ((FactorClass.IRRELEVANT, "irrelevant"), (None, "not judged")):
         if classes[unimportant]:
             yield f"{b.count(classes[unimportant], 'factor')} {word}"
-    statuses = Counter(claim.status for claim in ablation.hypotheses)
-    for status, word in words.CLAIM_WORDS.items():
-        if number := statuses[status]:
-            yield f"{number} {'hypothesis' if number == 1 else 'hypotheses'} {word}"
+    yield from words.claim_counts(ablation.hypotheses, "hypothesis", "hypotheses")
 
 
 # ------------------------------------------------------------------------------------ sections

@@ -9,7 +9,6 @@ from mmrepro.base.units import duration, size
 from mmrepro.incident.acceptance import (
     SUMMARY_FILE,
     Acceptance,
-    GpuUse,
     PartRecord,
     Row as Asked,
     Status,
@@ -119,10 +118,12 @@ def _part(part: PartRecord) -> Iterator[b.Block]:
         names = ("status:name", "observed", "asked", "expected", "source", "seconds:number")
         shown = b.table(names, rows, part.part)
         yield from b.folded(f"{b.count(len(rows), 'row')} passed", shown) if passed else shown
-    uses = [
-        (use.step, str(use.gpu), str(use.readings), _utilisation(use), _memory(use))
-        for use in part.gpu
-    ]
+    uses = []
+    for use in part.gpu:
+        busy, held = use.utilisation_pct, use.memory_bytes
+        share = f"{busy.least:.0f} to {busy.most:.0f} %" if busy else "unknown"
+        memory = f"{size(held.least, 2)} to {size(held.most, 2)}" if held else "unknown"
+        uses.append((use.step, str(use.gpu), str(use.readings), share, memory))
     heads = ["step:name", "GPU:number", "readings:number", "utilisation:name", "memory in use:name"]
     yield from b.folded("Use of the GPUs", b.table(heads, uses, "use of the GPUs"))
     yield from b.bullets([_ran(step) for step in part.steps if step.exit_code is not None])
@@ -142,16 +143,6 @@ def _ran(step: StepRecord) -> b.Inline:
         return told
     report = f"{step.incident.partition('/')[2]}/report.md"
     return (*told, ": ", b.code(report, f"{step.incident}/report.html"))
-
-
-def _utilisation(use: GpuUse) -> str:
-    found = use.utilisation_pct
-    return f"{found.least:.0f} to {found.most:.0f} %" if found else "unknown"
-
-
-def _memory(use: GpuUse) -> str:
-    found = use.memory_bytes
-    return f"{size(found.least, 2)} to {size(found.most, 2)}" if found else "unknown"
 
 
 def _setup(acceptance: Acceptance) -> list[tuple[str, b.Inline]]:

@@ -25,20 +25,14 @@ from mmrepro.text.sanitize import one_line
 CHANCES: Final = 12
 OPEN_POINTS: Final = 25
 """Points in a table that is not folded."""
-WORDS: Final[dict[PointVerdict, str]] = {
-    PointVerdict.BAD: "✘ bad",
-    PointVerdict.GOOD: "✔ good",
-    PointVerdict.OTHER: "≠ different failure",
-    PointVerdict.UNTESTABLE: "? untestable",
-    PointVerdict.BOTH: "± both",
+LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
+    PointVerdict.BAD: ("✘ bad", "bad", "server"),
+    PointVerdict.GOOD: ("✔ good", "good", "ok"),
+    PointVerdict.OTHER: ("≠ different failure", "unsure", "client"),
+    PointVerdict.UNTESTABLE: ("? untestable", "soft", "tick"),
+    PointVerdict.BOTH: ("± both", "unsure", "lost"),
 }
-TONES: Final[dict[PointVerdict, b.Tone]] = {
-    PointVerdict.BAD: "bad",
-    PointVerdict.GOOD: "good",
-    PointVerdict.OTHER: "unsure",
-    PointVerdict.UNTESTABLE: "soft",
-    PointVerdict.BOTH: "unsure",
-}
+"""Of each verdict: its mark and words, its tone, the class of its dot."""
 LEGEND: Final = (
     "✘ bad: reproduced, with symptom and cause. ✔ good: not reproduced, although the trigger "
     "arrived and the engine works after it. ≠: a different failure. ?: untestable; no run reached "
@@ -163,7 +157,7 @@ def _line(bisection: Bisection) -> Iterator[b.Block]:
     points = ran(bisection)
     if points:
         yield b.p(LEGEND, tone="soft")
-        marks = [f"{point_name(p)} {WORDS[p.verdict][0]}" for p in points if p.verdict]
+        marks = [f"{point_name(p)} {LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
         caption = "Small: not run. A shaded band lies between the two sides of a boundary."
         yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
 
@@ -208,7 +202,7 @@ def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
     if point.verdict is None:
         return point_name(point), "not run", runs
-    return point_name(point), b.toned(WORDS[point.verdict], TONES[point.verdict]), runs
+    return point_name(point), b.toned(*LOOKS[point.verdict][:2]), runs
 
 
 def _runs(bisection: Bisection) -> list[b.Block]:
@@ -283,13 +277,6 @@ AXIS: Final = 96
 APART: Final = 13.0
 """Pixels between labels, which stand on their heads."""
 MAX_LABELS: Final = 70
-FILLS: Final = {
-    PointVerdict.BAD: "server",
-    PointVerdict.GOOD: "ok",
-    PointVerdict.OTHER: "client",
-    PointVerdict.UNTESTABLE: "tick",
-    PointVerdict.BOTH: "lost",
-}
 
 
 def _drawing(bisection: Bisection) -> Markup:
@@ -301,10 +288,9 @@ def _drawing(bisection: Bisection) -> Markup:
     labels, taken, longest = 0, -APART, 0
     for x, point in zip(xs, points, strict=True):
         verdict = point.verdict
-        word = WORDS[verdict] if verdict else "not run"
+        word, _, fill = LOOKS[verdict] if verdict else ("not run", "", "tick")
         hint = f"{point_name(point)}: {word}" + (", declared affected" * point.declared)
-        fill, radius = (FILLS[verdict], 9.0) if verdict else ("tick", 2.5)
-        body.append(svg.circle(fill, x, AXIS, radius, one_line(hint, 300)))
+        body.append(svg.circle(fill, x, AXIS, 9 if verdict else 2.5, one_line(hint, 300)))
         if verdict is None:
             continue
         body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))

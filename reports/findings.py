@@ -102,8 +102,12 @@ def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
         yield f"{once} observed once, not again"
 
 
-def next_commands(found: Sequence[Listed], folder: str) -> Iterator[tuple[str, str]]:
-    """What to do with the most serious finding. ``folder``: of the list; empty: this one."""
+def commands(
+    made: Replay | Fuzz, found: Sequence[Listed], folder: str
+) -> Iterator[tuple[str, str]]:
+    """What to do next, with the most serious finding. ``folder``: of the list; empty: this one."""
+    if made.state == "interrupted" and made.resume:
+        yield "to resume it", made.resume
     for one in worst_first([one for one in found if one.folder])[:1]:
         place = shlex.quote(str(Path(folder, one.folder)))
         if one.finding.finding_class is not FindingClass.START_FAILURE:
@@ -112,6 +116,7 @@ def next_commands(found: Sequence[Listed], folder: str) -> Iterator[tuple[str, s
             yield f"what is known about {one.id}", f"mmrepro show {one.finding.known}"
         else:
             yield f"to report {one.id} upstream", f"mmrepro report {place} --format issue"
+    yield "to repeat it", made.command
 
 
 def worst_first(found: Sequence[Listed]) -> list[Listed]:

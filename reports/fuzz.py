@@ -49,7 +49,7 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
             b.count(fuzz.starts, "server"),
             f"{duration(fuzz.elapsed_s)} of at most {duration(fuzz.budget_s)}",
         ],
-        commands=[*_commands(fuzz, folder)],
+        commands=[*findings.commands(fuzz, found, folder)],
         sections=[
             b.Section("Coverage", [*_coverage(fuzz)], 90),
             findings.findings_section(found),
@@ -83,13 +83,6 @@ def listed(fuzz: Fuzz) -> list[findings.Listed]:
         findings.Listed(one.id, one.finding, one.folder, one.after_s, one.episode)
         for one in fuzz.found
     ]
-
-
-def _commands(fuzz: Fuzz, folder: str) -> Iterator[tuple[str, str]]:
-    if fuzz.state == "interrupted" and fuzz.resume:
-        yield "to resume it", fuzz.resume
-    yield from findings.next_commands(listed(fuzz), folder)
-    yield "to repeat it", fuzz.command
 
 
 def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:

@@ -383,11 +383,11 @@ def _engine(
     rows = (_line(grid, row, href) for row in grid.rows)
     small = " small" * (len(grid.columns) > 24)
     drawn = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), cls=f"grid{small}")
-    label = f"{name}: scenarios by release"
+    region = f"{name}: scenarios by release"
     return tag(
         "div",
         tag("h3", f"{name} ", tag("span", f"{size}, oldest first", cls="soft")),
-        tag("div", drawn, cls="gridbox", tabindex=0, role="region", aria_label=label),
+        tag("div", drawn, cls="gridbox", tabindex=0, role="region", aria_label=region),
         "\n",
         cls="engine",
         data_holds=True,
@@ -430,11 +430,9 @@ def _square(square: Square, row: Row, href: str) -> Markup:
 
 def _classes(square: Square) -> str:
     """State by colour, letter and shape; solid: not as expected; hatched: in quarantine."""
-    names = ["sq", square.state.value]
-    names += ["loud"] if square.standing in (Standing.SURPRISE, Standing.FLAKY) else []
-    names += ["hatched"] if square.quarantine is not None else []
-    names += ["changed"] if square.events else []
-    return " ".join(names)
+    loud = square.standing in (Standing.SURPRISE, Standing.FLAKY)
+    marks = {"loud": loud, "hatched": square.quarantine is not None, "changed": square.events}
+    return " ".join(["sq", square.state.value, *(name for name in marks if marks[name])])
 
 
 def legend(squares: Sequence[Square]) -> Markup:

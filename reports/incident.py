@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -84,10 +83,7 @@ def counts(incident: Incident) -> Iterator[str]:
     """Conditions and claims, in numbers."""
     if text := condition_count(incident):
         yield text
-    found = Counter(claim.status for claim in incident.claims)
-    for status in ClaimStatus:
-        if found[status]:
-            yield f"{b.count(found[status], 'claim')} {words.CLAIM_WORDS[status]}"
+    yield from words.claim_counts(incident.claims, "claim", "claims")
 
 
 def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
@@ -149,17 +145,11 @@ def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
 
 
 def _symptoms(incident: Incident) -> list[b.Block]:
-    rows = [
-        b.row(
-            row.check,
-            b.strong(row.observed, words.ABNORMAL_TONES[row.abnormal]),
-            row.healthy,
-            row.reported,
-            words.abnormal_words(row.abnormal),
-            status={True: "abnormal", False: "normal", None: "unknown"}[row.abnormal],
-        )
-        for row in incident.symptoms[:200]
-    ]
+    rows = []
+    for row in incident.symptoms[:200]:
+        answer, state, tone = words.ABNORMAL[row.abnormal]
+        cells = (row.check, b.strong(row.observed, tone), row.healthy, row.reported, answer)
+        rows.append(b.row(*cells, status=state))
     heads = ("check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name")
     return b.table(heads, rows, "symptoms")
 
@@ -230,7 +220,7 @@ def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iter
         some = [c for c in given if (c.truth is Truth.MET) is met]
         rows = [
             b.row(
-                words.truth(c.truth),
+                b.toned(*words.TRUTHS[c.truth]),
                 c.observed,
                 (c.statement, " ", b.code(c.id)),
                 words.part_words(c),

@@ -46,6 +46,12 @@ class Form:
     ticks: tuple[str, ...] = ()
 
 
+_USUAL: Final = (
+    ("Describe the bug", "description"),
+    ("Reproduction", "reproduction"),
+    ("Environment", "environment"),
+)
+_CHECKED: Final = (("Checklist", "ticks"), *_USUAL)
 FORMS: Final = {
     "vllm": Form(
         "[Bug]: ",
@@ -62,12 +68,7 @@ FORMS: Final = {
     ),
     "sglang": Form(
         "[Bug] ",
-        (
-            ("Checklist", "ticks"),
-            ("Describe the bug", "description"),
-            ("Reproduction", "reproduction"),
-            ("Environment", "environment"),
-        ),
+        _CHECKED,
         (
             "I searched related issues but found no solution.",
             "The bug persists in the latest version.",
@@ -80,27 +81,14 @@ FORMS: Final = {
     ),
     "lmdeploy": Form(
         "[Bug] ",
-        (
-            ("Checklist", "ticks"),
-            ("Describe the bug", "description"),
-            ("Reproduction", "reproduction"),
-            ("Environment", "environment"),
-            ("Error traceback", "traceback"),
-        ),
+        (*_CHECKED, ("Error traceback", "traceback")),
         (
             "1. I have searched related issues but cannot get the expected help.",
             "2. The bug has not been fixed in the latest version.",
         ),
     ),
 }
-OTHER: Final = Form(
-    "",
-    (
-        ("Describe the bug", "description"),
-        ("Reproduction", "reproduction"),
-        ("Environment", "environment"),
-    ),
-)
+OTHER: Final = Form("", _USUAL)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +54,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
             f"{starts(replay)} of at most {replay.budget} servers started",
             duration(seconds(replay)),
         ],
-        commands=[*_commands(replay, folder)],
+        commands=[*findings.commands(replay, found, folder)],
         sections=[
             b.Section("Shrinking", findings.shrinking(found), 80),
             findings.findings_section(found),
@@ -81,13 +80,6 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
 
 def listed(replay: Replay) -> list[findings.Listed]:
     return [findings.Listed(one.id, one, one.folder) for one in replay.findings]
-
-
-def _commands(replay: Replay, folder: str) -> Iterator[tuple[str, str]]:
-    if replay.state == "interrupted" and replay.resume:
-        yield "to resume it", replay.resume
-    yield from findings.next_commands(listed(replay), folder)
-    yield "to repeat it", replay.command
 
 
 def source(replay: Replay) -> str:
