@@ -8,7 +8,6 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.base.units import duration
-from mmrepro.incident.ledger import Attempt
 from mmrepro.incident.searches import (
     BISECTION_FILE,
     BISECTION_VERSION,
@@ -129,12 +128,6 @@ def ran(bisection: Bisection) -> list[Point]:
     return [point for point in bisection.points if point.verdict is not None]
 
 
-def attempt_word(attempt: Attempt) -> str:
-    if attempt.outcome is not None:
-        return words.outcome(attempt.outcome)
-    return f"no verdict ({attempt.lost})" if attempt.lost else "no verdict"
-
-
 # ----------------------------------------------------------------------------- the first screen
 
 
@@ -198,7 +191,7 @@ def _points(bisection: Bisection) -> Iterator[b.Block]:
 
 def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     """Its name, its verdict, and its runs, such as ``2 × reproduced``."""
-    found = Counter(attempt_word(run) for run in point.runs)
+    found = Counter(words.attempt(run, "no verdict") for run in point.runs)
     runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
     if point.verdict is None:
         return point_name(point), "not run", runs
@@ -210,7 +203,7 @@ def _runs(bisection: Bisection) -> list[b.Block]:
     rows = [
         (
             point_name(point),
-            attempt_word(run),
+            words.attempt(run, "no verdict"),
             run.error or run.explanation,
             duration(run.seconds),
             words.run_link(run.incident),

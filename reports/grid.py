@@ -220,9 +220,7 @@ class Square:
 
 
 def outcome_words(attempt: Attempt) -> str:
-    if attempt.outcome is not None:
-        return words.outcome(attempt.outcome)
-    return f"lost ({attempt.lost})" if attempt.lost else "lost"
+    return words.attempt(attempt, "lost")
 
 
 def report_href(attempt: Attempt | None) -> str:

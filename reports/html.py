@@ -116,7 +116,7 @@ def _header(page: b.Page) -> Markup:
         tag(
             "div",
             tag("div", _blocks(whole), cls="whole") if whole else "",
-            tag("div", _blocks(texts), cls="answer"),
+            tag("div", _blocks(texts), cls="answer") if texts else "",
             tag("div", _blocks(beside), *commands, cls="next"),
             cls="card",
         ),

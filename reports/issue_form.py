@@ -128,9 +128,7 @@ def finding_issue(loaded: LoadedFinding) -> str:
 def public_issue(loaded: LoadedFinding) -> str:
     """As :func:`finding_issue`, of a finding that may go out as it is."""
     replay, finding = loaded.replay, loaded.finding
-    script = ""
-    if loaded.case is not None and loaded.case.operations:
-        script = replayed.script_of(loaded)
+    script = replayed.script_of(loaded) if loaded.case and loaded.case.operations else ""
     title = f"{findings.CLASS_WORDS[finding.finding_class]} ({finding.finding_class})"
     return filled(
         Report(
@@ -144,8 +142,8 @@ def public_issue(loaded: LoadedFinding) -> str:
                 replay.wheel,
                 replay.packages,
                 replay.settings,
-                [f"- {words.FIDELITY_WORDS[replay.fidelity]}"],
-            ),
+            )
+            + f"\n\n- {words.FIDELITY_WORDS[replay.fidelity]}",
             traceback=_trace(finding.stack, finding.log_lines),
             script=script,
         )
@@ -178,7 +176,6 @@ def incident_issue(incident: Incident) -> str:
             shown.engine.wheel,
             shown.engine.packages,
             shown.engine.settings,
-            [],
         ),
         traceback=_trace(frames, lines),
     )
@@ -187,12 +184,11 @@ def incident_issue(incident: Incident) -> str:
 
 def public_command(command: list[str]) -> str:
     """Of a server, for a reader: without the places where things lie on this machine."""
-    placeless = ["python3", *(_placeless(word) for word in command[1:])] if command else []
-    return shlex.join(placeless)
-
-
-def _placeless(word: str) -> str:
-    return f"./{word.rstrip('/').rpartition('/')[2]}" if re.match(r"[/~]", word) else word
+    shown = [
+        f"./{word.rstrip('/').rpartition('/')[2]}" if re.match(r"[/~]", word) else word
+        for word in command[1:]
+    ]
+    return shlex.join(["python3", *shown]) if command else ""
 
 
 def filled(report: Report) -> str:
@@ -219,7 +215,6 @@ def environment(
     wheel: WheelFacts | None,
     packages: list[str],
     settings: list[Setting],
-    notes: list[str],
 ) -> str:
     """What the engines' own collectors print, as far as mmrepro knows it."""
     rows = [
@@ -240,8 +235,7 @@ def environment(
     if given:
         lines += ["", "Set for the server:", *given]
     summary = "Collected by mmrepro, with the fields of the engine's own script"
-    body = gfm.details(summary, gfm.fence("\n".join(lines), "text", 200, 300))
-    return "\n\n".join([body, *notes])
+    return gfm.details(summary, gfm.fence("\n".join(lines), "text", 200, 300))
 
 
 def _markdown(blocks: Sequence[b.Block]) -> str:

@@ -16,6 +16,7 @@ from mmrepro.incident import (
     ScenarioFacts,
     StandIn,
 )
+from mmrepro.incident.ledger import Attempt
 from mmrepro.records import HostFacts, Moment
 from mmrepro.reports.blocks import Block, Inline, Tone, code, row, slug, table, toned
 from mmrepro.signature import ConditionResult, Outcome, Truth
@@ -122,6 +123,13 @@ def claims(given: Iterable[ClaimResult], first: str, said: str, plural: str) -> 
 def outcome(outcome: Outcome) -> str:
     """Within a sentence."""
     return OUTCOME_WORDS[outcome].lower()
+
+
+def attempt(attempt: Attempt, none: str) -> str:
+    """What came of a run; ``none``: it has no verdict."""
+    if attempt.outcome is not None:
+        return outcome(attempt.outcome)
+    return f"{none} ({attempt.lost})" if attempt.lost else none
 
 
 def scenario_name(scenario: ScenarioFacts) -> str:
