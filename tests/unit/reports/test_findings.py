@@ -23,7 +23,7 @@ from finding_samples import (
     whole_replay,
     written,
 )
-from hostile import HOSTILE, plant
+from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from kinds_shown import printed, rows, section
 from made_up_replay import operation
 from mmrepro.case.model import Case
@@ -51,8 +51,7 @@ from mmrepro.reports.replay_sequence import (
 )
 from mmrepro.reports.svg import Line, steps
 from mmrepro.reports.terminal import LINES
-from strict_html import read_html
-from test_report_hostile import ACTIVE, Tags, markdown_tokens, shape
+from strict_html import Html
 from typer.testing import CliRunner
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -245,7 +244,7 @@ def test_a_session_lists_when_each_was_first_observed() -> None:
     ]  # fmt: skip
     assert fuzzing.ABSENT in render(fuzzing.KIND, whole_fuzz(), "md")
     html = render(fuzzing.KIND, whole_fuzz(), "html")
-    assert {"e0003/f1/report.html", "e0008/f1/report.html"} <= {v for _, v in Tags(html).values}
+    assert {"e0003/f1/report.html", "e0008/f1/report.html"} <= {*Html(html).all("href")}
     # A pursuit that was cut short has no folder: nothing is linked, nothing is to be typed.
     cut = fuzz(found(folder="", replay=""), state="interrupted")
     assert [why for why, _ in fuzzing.compose(cut).commands] == ["to resume it", "to repeat it"]
@@ -272,7 +271,7 @@ def test_a_finding_of_every_class_has_its_page(tmp_path: Path, kind: FindingClas
     limits = "\n".join(loaded.limits)
     assert "Two plays left each request out" in limits
     assert "A tiny random-weight model was served" in limits
-    read_html((tmp_path / "f1" / "report.html").read_text())
+    Html((tmp_path / "f1" / "report.html").read_text())
 
 
 def test_a_findings_page_draws_its_sequence(tmp_path: Path, golden: Golden) -> None:
@@ -338,9 +337,9 @@ def test_what_was_cut_short_has_reports(tmp_path: Path) -> None:
     write_replay(made, tmp_path)
     assert "Ctrl-C" in (tmp_path / "replay.md").read_text()
     assert not (tmp_path / "f1" / "reproduce.py").exists()
-    read_html((tmp_path / "f1" / "report.html").read_text())
+    Html((tmp_path / "f1" / "report.html").read_text())
     empty = fuzz(state="failed", failure="no wheel", learnt=[], episodes=[], deadline_s=None)
-    assert "no wheel" in read_html(render(fuzzing.KIND, empty, "html"))
+    assert "no wheel" in Html(render(fuzzing.KIND, empty, "html")).text
     assert "no wheel" in printed(fuzzing.compose(empty))
 
 
@@ -358,7 +357,7 @@ def test_hostile_text_changes_no_finding(tmp_path: Path, text: str) -> None:
         return replace(loaded, replay=plant(loaded.replay, given), finding=made)
 
     html, markdown = (render(one.KIND, planted(text), form) for form in ("html", "md"))
-    assert Tags(html).seen == Tags(render(one.KIND, planted("two words"), "html")).seen
+    assert Html(html).shape == Html(render(one.KIND, planted("two words"), "html")).shape
     benign = render(one.KIND, planted("two words"), "md")
     assert shape(markdown_tokens(markdown)) == shape(markdown_tokens(benign))
     odd = replay(plays=[PlayFacts(number=1, what="", requests=1, state=text)])

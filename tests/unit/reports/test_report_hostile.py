@@ -3,53 +3,17 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
-from hostile import HOSTILE, plant
+from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from junitparser import JUnitXml
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from mmrepro.incident import Incident
 from mmrepro.text.sanitize import plain
 from rendered import html, json, junit, markdown, terminal
 from sample import sample_incident
 
 WHOLE = sample_incident()
-# Anything in here that a browser or terminal would act on.
-ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ud800-\udfff]")
-
-
-class Tags(HTMLParser):
-    """Every tag with its attribute names; text inside tags that the browser would not show."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.seen: list[tuple[str, tuple[str, ...]]] = []
-        self.values: list[tuple[str, str]] = []
-        self.comments: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "code":  # prose may hold code between backticks
-            return
-        self.seen.append((tag, tuple(sorted(name for name, _ in attrs))))
-        self.values += [(name, value or "") for name, value in attrs]
-
-    def handle_comment(self, data: str) -> None:
-        self.comments.append(data)
-
-
-def markdown_tokens(text: str) -> list[Token]:
-    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
-
-
-def shape(tokens: list[Token]) -> list[str]:
-    """Block structure; what stands in folded parts is bounded by raw tags, so these count too."""
-    return [t.type if t.type != "html_block" else f"html:{t.content}" for t in tokens]
-
-
 BENIGN_MARKDOWN = shape(markdown_tokens(markdown(plant(WHOLE, "two words"))))
 
 
