@@ -96,22 +96,18 @@ class _Packer:
         """Bytes so far."""
         return self.archive.fp.tell() if self.archive.fp is not None else 0
 
-    def add(self, name: str, text: str, original_bytes: int | None = None, note: str = "") -> None:
-        """``original_bytes``: before redaction and trimming."""
-        original = len(text) if original_bytes is None else original_bytes
-        redactions = len(PLACEHOLDER.findall(text))
-        self.add_bytes(name, text.encode("utf-8", "replace"), original, redactions, note)
-
-    def add_bytes(
-        self, name: str, data: bytes, original_bytes: int, redactions: int = 0, note: str = ""
+    def add(
+        self, name: str, content: str | bytes, original_bytes: int | None = None, note: str = ""
     ) -> None:
+        """``original_bytes``: before redaction and trimming; None: as many as there are."""
+        data = content.encode("utf-8", "replace") if isinstance(content, str) else content
         self._entry(name, data)
         listed = BundledFile(
             name=name,
             bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
-            original_bytes=original_bytes,
-            redactions=redactions,
+            original_bytes=len(content) if original_bytes is None else original_bytes,
+            redactions=len(PLACEHOLDER.findall(content)) if isinstance(content, str) else 0,
             note=note,
         )
         self.manifest.files.append(listed)
@@ -228,7 +224,7 @@ def _add_finding(packer: _Packer, loaded: one.LoadedFinding) -> None:
     for name, text in texts.items():
         packer.add(f"{below}/{name}", text)
     for sha256, data in images.items():
-        packer.add_bytes(f"{below}/{IMAGES_DIR}/{sha256}", data, len(data))
+        packer.add(f"{below}/{IMAGES_DIR}/{sha256}", data)
 
 
 def _bounded(incident: Incident) -> tuple[Incident, str]:
