@@ -24,7 +24,6 @@ from finding_samples import (
     written,
 )
 from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
-from kinds_shown import printed, rows, section
 from made_up_replay import operation
 from mmrepro.case.model import Case
 from mmrepro.cli.app import app
@@ -51,6 +50,7 @@ from mmrepro.reports.replay_sequence import (
 )
 from mmrepro.reports.svg import Line, steps
 from mmrepro.reports.terminal import LINES
+from rendered import printed, rows, section
 from strict_html import Html
 from typer.testing import CliRunner
 

@@ -12,7 +12,6 @@ import pytest
 from campaign_samples import ablation, acceptance, bisection
 from finding_samples import whole_fuzz, whole_replay
 from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
-from kinds_shown import printed
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.reports import (
     ablation as ablations,
@@ -24,6 +23,7 @@ from mmrepro.reports import (
 )
 from mmrepro.reports.documents import Kind, keep, kind_of, render
 from mmrepro.reports.terminal import LINES
+from rendered import printed
 from sample import sample_incident
 from strict_html import Html
 

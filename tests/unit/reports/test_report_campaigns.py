@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 from campaign_samples import ablation, acceptance, bisection, cell, point, row, run, step
-from kinds_shown import printed, rows, section, table_rows
 from mmrepro.incident.acceptance import PartRecord, Status
 from mmrepro.incident.searches import CellState, SideConclusion
 from mmrepro.reports import (
@@ -17,6 +16,7 @@ from mmrepro.reports import (
 from mmrepro.reports.blocks import Page, Picture, Table, spans, words
 from mmrepro.reports.documents import render
 from mmrepro.signature import Outcome, Truth
+from rendered import printed, rows, section, table_rows
 
 
 def titles(page: Page) -> list[str]:
