@@ -100,8 +100,8 @@ def test_the_document(matrix: Matrix, tmp_path: Path) -> None:
 
 def test_quiet_prints_the_verdict_and_the_page(matrix: Matrix) -> None:
     code, out, _ = matrix(always(GOOD), *RUN, "--night", "x", "-q")
-    verdict, page = out.splitlines()
-    assert (code, verdict.endswith(": nightly run x"), page) == (1, True, "M/dashboard.html")
+    page, verdict = out.splitlines()
+    assert (code, page, verdict.endswith(": nightly run x")) == (1, "page: M/dashboard.html", True)
 
 
 def test_all_starts_are_alike_unless_another_mode_is_asked_for(matrix: Matrix) -> None:
