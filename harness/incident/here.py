@@ -169,7 +169,7 @@ def _finding(folder: Path) -> Path:
     if not any(is_file(folder / name) for name in (REPLAY_FILE, FUZZ_FILE)):
         return folder
     cases = [*folder.glob(f"*/{CASE_FILE}"), *folder.glob(f"*/*/{CASE_FILE}")]
-    found = sorted(one.parent for one in cases if (one.parent.parent / REPLAY_FILE).is_file())
+    found = sorted(one.parent for one in cases if is_file(one.parent.parent / REPLAY_FILE))
     if len(found) > 1:
         raise UsageError(
             f"{folder} has {len(found)} findings.", hint=f"--from {shlex.quote(str(found[0]))}"
