@@ -29,7 +29,7 @@ def page_of(place: Path) -> Path:
     """
     from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import kind_of, write_reports
-    from mmrepro.reports.bundle_file import is_bundle
+    from mmrepro.reports.documents import is_bundle
 
     if is_bundle(place):
         raise UsageError(
