@@ -86,6 +86,8 @@ class Kind(Generic[T]):
         markdown_bytes: its Markdown's at most. GitHub refuses comments over 65,536 characters;
             people add a few lines of their own.
         file: the document's name, where ``keep`` writes it; empty: its command writes it.
+        compose_at: as ``compose``, its commands with the folder, as they are typed elsewhere; None:
+            no command names a place in the folder.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Kind(Generic[T]):
     junit: Callable[[T], Sequence[Suite]] | None = None
     markdown_bytes: int = 60_000
     file: str = ""
+    compose_at: Callable[[T, str], Page] | None = None
 
 
 def kind(
@@ -108,6 +111,7 @@ def kind(
     name: str = "",
     files: tuple[str, str] | None = None,
     junit: Callable[[RecordT], Sequence[Suite]] | None = None,
+    compose_at: Callable[[RecordT, str], Page] | None = None,
 ) -> Kind[RecordT]:
     """A kind whose reports are made of one document and are called after its file.
 
@@ -125,6 +129,7 @@ def kind(
         lambda loaded: loaded,
         junit,
         file=file,
+        compose_at=compose_at,
     )
 
 

@@ -153,4 +153,6 @@ def _setup(fuzz: Fuzz) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = kind("fuzz", FUZZ_FILE, Fuzz, FUZZ_VERSION, compose, name="a fuzzing session")
+KIND: Final = kind(
+    "fuzz", FUZZ_FILE, Fuzz, FUZZ_VERSION, compose, compose_at=compose, name="a fuzzing session"
+)

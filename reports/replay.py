@@ -149,4 +149,4 @@ def _setup(replay: Replay) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = kind("replay", REPLAY_FILE, Replay, REPLAY_VERSION, compose)
+KIND: Final = kind("replay", REPLAY_FILE, Replay, REPLAY_VERSION, compose, compose_at=compose)

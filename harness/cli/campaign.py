@@ -90,7 +90,8 @@ def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> 
     place = str(folder / kind.files[1])
     quiet = asked.quiet or asked.json
     console = table_console(stderr=aside)
-    print_page(kind.compose(made), console, place, full=asked.full, quiet=quiet)
+    page = kind.compose_at(made, str(folder)) if kind.compose_at else kind.compose(made)
+    print_page(page, console, place, full=asked.full, quiet=quiet)
 
 
 def note(text: str) -> Note:
