@@ -20,7 +20,7 @@ from pathlib import Path
 from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
 from mmrepro.bisect.search import Direction, search
 from mmrepro.incident.searches import Bisection, PointVerdict, Side
-from mmrepro.reports.bisection import load
+from mmrepro.reports.bisection import KIND
 
 VERDICTS = {
     PointVerdict.BAD: Verdict.BAD,
@@ -64,7 +64,7 @@ def truth_of(bisection: Bisection, direction: Direction, side: Side) -> Callable
 
 
 def measured(folder: Path) -> None:
-    bisection = load(folder)
+    bisection = KIND.load(folder)
     runs = [run for point in bisection.points for run in point.runs]
     told = statistics.median(run.seconds for run in runs if run.outcome is not None)
     lost = [run.seconds for run in runs if run.outcome is None]

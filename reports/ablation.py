@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
@@ -20,83 +19,42 @@ from mmrepro.incident.searches import (
     FactorClass,
     FactorResult,
 )
-from mmrepro.reports.blocks import (
-    Badge,
-    Block,
-    Facts,
-    Inline,
-    Page,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    Tone,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    prose,
-    strong,
-    table,
-    toned,
-)
-from mmrepro.reports.documents import Kind, load_document
-from mmrepro.reports.incident import sentence
-from mmrepro.reports.words import (
-    CLAIM_MARKS,
-    CLAIM_TONES,
-    CLAIM_WORDS,
-    FIDELITY_WORDS,
-    OUTCOME_WORDS,
-    run_link,
-    scenario_name,
-)
+from mmrepro.reports import blocks as b, words
+from mmrepro.reports.documents import kind
 from mmrepro.signature import Truth
 
 _FOUND: Final = 8
 """Factors on the first screen."""
-_CLASSES: Final[dict[FactorClass, tuple[str, Tone, str]]] = {
+_CLASSES: Final[dict[FactorClass, tuple[str, b.Tone, str]]] = {
     FactorClass.NECESSARY: (
-        "necessary",
-        "good",
-        "the failure needs this setting: toggled alone, symptom and cause are gone, and no "
-        "workaround that was tried does without it",
+        "necessary", "good", "the failure needs this setting: toggled alone, symptom and cause are "
+        "gone, and no workaround that was tried does without it",
     ),
     FactorClass.SUFFICIENT: (
-        "sufficient workaround",
-        "good",
-        "toggled alone, symptom and cause are gone; there are other workarounds",
+        "sufficient workaround", "good", "toggled alone, symptom and cause are gone; there are "
+        "other workarounds",
     ),
     FactorClass.CONTRIBUTES: (
-        "contributes",
-        "good",
-        "toggled alone it changes nothing; it is part of a smallest workaround",
+        "contributes", "good", "toggled alone it changes nothing; it is part of a smallest "
+        "workaround",
     ),
     FactorClass.IRRELEVANT: (
-        "irrelevant",
-        "soft",
-        "toggled alone, the failure is the same; it is part of no smallest workaround that was "
-        "found",
+        "irrelevant", "soft", "toggled alone, the failure is the same; it is part of no smallest "
+        "workaround that was found",
     ),
     FactorClass.HIDES: (
-        "hides it",
-        "bad",
-        "toggled alone, the symptom is gone, but the cause was observed to be still there",
+        "hides it", "bad", "toggled alone, the symptom is gone, but the cause was observed to be "
+        "still there",
     ),
     FactorClass.OTHER: ("other failure", "unsure", "toggled alone, it fails in another way"),
     FactorClass.NOT_TESTED: (
-        "not tested",
-        "unsure",
-        "the toggle was not observed to take effect, so that its run shows nothing of it",
+        "not tested", "unsure", "the toggle was not observed to take effect, so that its run "
+        "shows nothing of it",
     ),
     FactorClass.INCONCLUSIVE: (
-        "inconclusive",
-        "unsure",
-        "toggled alone, too little was observed to decide",
+        "inconclusive", "unsure", "toggled alone, too little was observed to decide"
     ),
-}
+}  # fmt: skip
 """Of each class: its word, its tone and its meaning."""
 _STATES: Final[dict[CellState, str]] = {
     CellState.FAILS: "fails",
@@ -109,55 +67,46 @@ _STATES: Final[dict[CellState, str]] = {
 }
 _THERE: Final = {Truth.MET: "there", Truth.NOT_MET: "gone", Truth.UNKNOWN: "unknown"}
 _BADGES: Final = {
-    Conclusion.CURE: Badge("Workaround found", "good"),
-    Conclusion.NO_CURE: Badge("No workaround", "bad"),
-    Conclusion.INCONCLUSIVE: Badge("Inconclusive", "unsure"),
+    Conclusion.CURE: b.Badge("Workaround found", "good"),
+    Conclusion.NO_CURE: b.Badge("No workaround", "bad"),
+    Conclusion.INCONCLUSIVE: b.Badge("Inconclusive", "unsure"),
 }
 BASELINE: Final = "(the failing baseline)"
 
 
-def load(directory: Path) -> Ablation:
-    """The ablation kept in ``directory``. Raises BadIncident and says why."""
-    return load_document(directory, ABLATION_FILE, Ablation, "ablation", SCHEMA_VERSION)
-
-
-def compose(ablation: Ablation) -> Page:
-    where = f"{scenario_name(ablation.scenario)} on {ablation.engine} {ablation.release}"
-    stand_ins = [(code(s.name), s.replaces, s.why, cells) for s, cells in _stand_ins(ablation)]
-    return Page(
+def compose(ablation: Ablation) -> b.Page:
+    where = f"{words.scenario_name(ablation.scenario)} on {ablation.engine} {ablation.release}"
+    hypotheses = words.claims(ablation.hypotheses, "status", "hypothesis", "hypotheses")
+    return b.Page(
         title=f"Ablation of {where}",
         badge=badge(ablation),
         subject=where + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
-        warning=Warning(sentence(ablation.failure)) if ablation.failure else None,
+        warning=b.Warning(words.sentence(ablation.failure)) if ablation.failure else None,
         card=[*_card(ablation)],
         counts=[*_counts(ablation)],
         commands=[("to repeat it", ablation.command)],
         sections=[
-            Section("Which setting is the cause", [*_factors(ablation)], 97),
-            Section("Smallest workarounds", _workarounds(ablation), 95),
-            Section("The report's hypotheses", _hypotheses(ablation), 93),
-            Section("What this does not establish", bullets(ablation.limits), 85),
-            Section("Every run", _runs(ablation), 60),
-            Section("Stand-ins", table(["stand-in:name", "replaces", "why", "in"], stand_ins), 65),
-            Section("Set-up", [Facts(_setup(ablation))], 50),
+            b.Section("Which setting is the cause", [*_factors(ablation)], 97),
+            b.Section("Smallest workarounds", _workarounds(ablation), 95),
+            b.Section("The report's hypotheses", hypotheses, 93),
+            b.Section("What this does not establish", b.bullets(ablation.limits), 85),
+            b.Section("Every run", _runs(ablation), 60),
+            b.Section("Stand-ins", words.stand_ins(_stand_ins(ablation), "in"), 65),
+            b.Section("Set-up", [b.Facts(_setup(ablation))], 50),
         ],
-        footer=(
-            f"Ablation {ablation.id}, {ablation.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            code(ABLATION_FILE),
-            "; each run's incident lies in its own folder.",
-        ),
+        footer=words.footer(f"Ablation {ablation.id}", ablation.created, ABLATION_FILE, words.RUNS),
     )
 
 
-def badge(ablation: Ablation) -> Badge:
+def badge(ablation: Ablation) -> b.Badge:
     if ablation.conclusion is not None:
         return _BADGES[ablation.conclusion]
     labels = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No conclusion"}
-    return Badge(labels[ablation.state], "unsure")
+    return b.Badge(labels[ablation.state], "unsure")
 
 
 def outcome_word(run: CellRun) -> str:
-    return OUTCOME_WORDS[run.outcome].lower() if run.outcome else "no verdict"
+    return words.outcome(run.outcome) if run.outcome else "no verdict"
 
 
 def cell_words(cell: Cell | None) -> tuple[str, str, str]:
@@ -171,124 +120,101 @@ def cell_words(cell: Cell | None) -> tuple[str, str, str]:
     )
 
 
-def _counted(words: Sequence[str]) -> str:
+def _counted(given: Sequence[str]) -> str:
     """``gone``, or ``2 × gone, 1 × there``; ``reproduced (3 of 3)`` where several runs agree."""
-    found = Counter(words)
+    found, many = Counter(given), len(given)
     if len(found) == 1:
-        return words[0] if len(words) == 1 else f"{words[0]} ({len(words)} of {len(words)})"
+        return given[0] if many == 1 else f"{given[0]} ({many} of {many})"
     return ", ".join(f"{number} × {word}" for word, number in found.most_common())
 
 
 # ----------------------------------------------------------------------------- the first screen
 
 
-def _card(ablation: Ablation) -> Iterator[Block]:
+def _card(ablation: Ablation) -> Iterator[b.Block]:
     if ablation.explanation:
-        text = sentence(ablation.explanation)
-        yield Paragraph(strong(text[:1].upper() + text[1:]))
+        yield b.p(b.strong(words.capital(words.sentence(ablation.explanation))))
     told = [f for f in ablation.factors if f.factor_class not in (None, FactorClass.IRRELEVANT)]
-    rows = [
-        (f.name, _class(f), *cell_words(ablation.cell((f.name,))), code(f.setting))
-        for f in told[:_FOUND]
-    ]
-    heads = ["factor:name", "class:name", "outcome", "symptom", "cause", "toggled to"]
-    yield from table(heads, rows, "factors that matter")
+    rows = [_alone(ablation, f) for f in told[:_FOUND]]
+    yield from b.table(_ALONE, rows, "factors that matter")
     if len(told) > _FOUND:
-        yield Paragraph(f"{len(told) - _FOUND} more factors matter.", "soft")
+        yield b.p(f"{len(told) - _FOUND} more factors matter.", tone="soft")
 
 
 def _counts(ablation: Ablation) -> Iterator[str]:
     reused = f", {ablation.reused} of them reused" if ablation.reused else ""
-    yield f"{count(ablation.runs, 'run')} in {count(len(ablation.cells), 'cell')}{reused}"
+    yield f"{b.count(ablation.runs, 'run')} in {b.count(len(ablation.cells), 'cell')}{reused}"
     classes = Counter(f.factor_class for f in ablation.factors)
     for unimportant, word in ((FactorClass.IRRELEVANT, "irrelevant"), (None, "not judged")):
         if classes[unimportant]:
-            yield f"{count(classes[unimportant], 'factor')} {word}"
-    statuses = Counter(claim.status for claim in ablation.hypotheses)
-    for status, word in CLAIM_WORDS.items():
-        if number := statuses[status]:
-            yield f"{number} {'hypothesis' if number == 1 else 'hypotheses'} {word}"
+            yield f"{b.count(classes[unimportant], 'factor')} {word}"
+    yield from words.claim_counts(ablation.hypotheses, "hypothesis", "hypotheses")
 
 
 # ------------------------------------------------------------------------------------ sections
 
 
-def _factors(ablation: Ablation) -> Iterator[Block]:
+def _factors(ablation: Ablation) -> Iterator[b.Block]:
     """The baseline and every factor as it was toggled alone."""
     used = {f.factor_class for f in ablation.factors}
     meanings = [(word, meaning) for c, (word, _, meaning) in _CLASSES.items() if c in used]
-    yield from bullets([(strong(word), f": {meaning}.") for word, meaning in meanings])
-    yield Paragraph(
+    yield from b.bullets([(b.strong(word), f": {meaning}.") for word, meaning in meanings])
+    yield b.p(
         "Each factor is toggled alone. The cause of a run without the symptom is what was still "
         "observed of it."
     )
     baseline = ablation.cell(())
-    first = [Row((BASELINE, "–", *cell_words(baseline), "", ""), "soft")] if baseline else []
+    first = [b.row(BASELINE, "–", *cell_words(baseline), "", "", tone="soft")] if baseline else []
     rows = [
-        Row(
-            (f.name, _class(f), *cell_words(ablation.cell((f.name,))), code(f.setting),
-             code(f.failing)),
-            status=str(f.factor_class or ""),
-        )
+        b.row(*_alone(ablation, f), b.code(f.failing), status=str(f.factor_class or ""))
         for f in ablation.factors
-    ]  # fmt: skip
-    names = ("factor:name", "class:name", "outcome", "symptom", "cause", "toggled to")
-    yield Table(columns(*names, "failing setting"), first + rows, "factors")
+    ]
+    yield from b.table([*_ALONE, "failing setting"], first + rows, "factors")
     whys = [(f.name, f.why, f.claim, f.description) for f in ablation.factors if f.why]
     heads = ["factor:name", "why", "what is claimed of it", "what it is"]
-    yield from folded("Why each class", table(heads, whys, "why each class"))
+    yield from b.folded("Why each class", b.table(heads, whys, "why each class"))
 
 
-def _class(factor: FactorResult) -> Inline:
-    if factor.factor_class is None:
-        return "–"
-    word, tone, _ = _CLASSES[factor.factor_class]
-    return toned(word, tone)
+_ALONE: Final = ("factor:name", "class:name", "outcome", "symptom", "cause", "toggled to")
 
 
-def _workarounds(ablation: Ablation) -> list[Block]:
-    rows = [(" + ".join(c.flips), code(c.settings), c.why) for c in ablation.cures]
-    return table(["toggle:name", "setting", "observed"], rows, "smallest workarounds")
+def _alone(ablation: Ablation, factor: FactorResult) -> tuple[b.Inline, ...]:
+    """What came of the factor, toggled alone."""
+    of = factor.factor_class
+    name = b.toned(*_CLASSES[of][:2]) if of else "–"
+    return factor.name, name, *cell_words(ablation.cell((factor.name,))), b.code(factor.setting)
 
 
-def _hypotheses(ablation: Ablation) -> list[Block]:
+def _workarounds(ablation: Ablation) -> list[b.Block]:
+    rows = [(" + ".join(c.flips), b.code(c.settings), c.why) for c in ablation.cures]
+    return b.table(["toggle:name", "setting", "observed"], rows, "smallest workarounds")
+
+
+def _runs(ablation: Ablation) -> list[b.Block]:
     rows = [
-        Row(
-            (
-                toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
-                c.observed,
-                c.text,
-                c.source,
-            ),
-            status=c.status.value,
-        )
-        for c in ablation.hypotheses
-    ]
-    heads = columns("status:name", "observed", "hypothesis", "source")
-    return [Table(heads, rows, "hypotheses")] if rows else []
-
-
-def _runs(ablation: Ablation) -> list[Block]:
-    rows = [
-        Row(
-            (
-                " + ".join(cell.flips) or BASELINE,
-                run.error or outcome_word(run),
-                run.symptom_observed,
-                f"{_THERE[run.cause]}: {run.cause_observed}",
-                _STATES[cell.state],
-                duration(run.seconds),
-                run_link(run.incident_dir),
-            ),
+        b.row(
+            " + ".join(cell.flips) or BASELINE,
+            run.error or outcome_word(run),
+            run.symptom_observed,
+            f"{_THERE[run.cause]}: {run.cause_observed}",
+            _STATES[cell.state],
+            duration(run.seconds),
+            words.run_link(run.incident_dir),
             status=cell.state.value,
         )
         for cell in ablation.cells
         for run in cell.runs
     ]
-    heads = columns(
-        *("toggled:name", "run", "symptom", "cause", "all of its runs", "took:number", "incident")
+    heads = (
+        "toggled:name",
+        "run",
+        "symptom",
+        "cause",
+        "all of its runs",
+        "took:number",
+        "incident",
     )
-    return folded(count(len(rows), "run"), [Table(heads, rows, "runs")] if rows else [])
+    return b.counted("run", heads, rows, most=0)
 
 
 def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
@@ -302,30 +228,21 @@ def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
     return list(found.values())
 
 
-def _setup(ablation: Ablation) -> list[tuple[str, Inline]]:
-    fidelity, host = ablation.fidelity, ablation.host
+def _setup(ablation: Ablation) -> list[tuple[str, b.Inline]]:
     seconds = sum(run.seconds for cell in ablation.cells for run in cell.runs)
     return [
         ("engine", f"{ablation.engine} {ablation.release}"),
         ("device", ablation.device),
-        ("fidelity", f"{fidelity}: {FIDELITY_WORDS[fidelity]}" if fidelity else "unknown"),
-        ("scenario", prose(ablation.scenario.title)),
+        ("fidelity", words.fidelity_words(ablation.fidelity)),
+        ("scenario", b.prose(ablation.scenario.title)),
         ("runs of each cell", f"{ablation.repeat}; {ablation.threshold} failing make it fail"),
         (
             "runs",
             f"{ablation.runs} in {len(ablation.cells)} cells, {ablation.reused} of them reused; "
             f"{duration(seconds)} of engine time in all",
         ),
-        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
-        ("made by", f"mmrepro {ablation.mmrepro_version}"),
+        *words.made_on(ablation.host, ablation.mmrepro_version),
     ]
 
 
-KIND: Final = Kind(
-    "an ablation",
-    ("ablation.md", "ablation.html"),
-    load,
-    compose,
-    lambda ablation: ablation,
-    file=ABLATION_FILE,
-)
+KIND: Final = kind("ablation", ABLATION_FILE, Ablation, SCHEMA_VERSION, compose)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration, size
 from mmrepro.incident.acceptance import (
     SUMMARY_FILE,
     Acceptance,
-    GpuUse,
     PartRecord,
     Row as Asked,
     Status,
@@ -18,34 +16,11 @@ from mmrepro.incident.acceptance import (
     counts,
 )
 from mmrepro.records import GpuFacts
-from mmrepro.reports.blocks import (
-    Badge,
-    Block,
-    Facts,
-    Inline,
-    Page,
-    Paragraph,
-    Row,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    link,
-    slug,
-    table,
-    toned,
-)
-from mmrepro.reports.documents import Kind, load_document
-from mmrepro.reports.incident import sentence
+from mmrepro.reports import blocks as b, words
+from mmrepro.reports.documents import kind
 
 VERSION: Final = 1
-_WORDS: Final[dict[Status, tuple[str, Tone]]] = {
+_WORDS: Final[dict[Status, tuple[str, b.Tone]]] = {
     Status.PASSED: ("✔ passed", "good"),
     Status.FAILED: ("✘ failed", "bad"),
     Status.NOT_TESTED: ("– not tested", "soft"),
@@ -55,12 +30,7 @@ _TROUBLE: Final = 4
 """Failed rows on the first screen."""
 
 
-def load(directory: Path) -> Acceptance:
-    """The acceptance kept in ``directory``. Raises BadIncident and says why."""
-    return load_document(directory, SUMMARY_FILE, Acceptance, "acceptance", VERSION)
-
-
-def compose(acceptance: Acceptance) -> Page:
+def compose(acceptance: Acceptance) -> b.Page:
     rows = [row for part in acceptance.parts for row in part.rows]
     left = sum(not step.whole for part in acceptance.parts for step in part.steps)
     left += sum(not part.steps for part in acceptance.parts)
@@ -69,47 +39,49 @@ def compose(acceptance: Acceptance) -> Page:
     commands = [("to repeat it", acceptance.command)]
     if left:
         commands.append(("to try what was not run to its end", acceptance.resume))
-    return Page(
+    return b.Page(
         title=f"Acceptance on {machine}",
         badge=_badge(rows),
-        subject=f"{count(len(acceptance.parts), 'part')} on {machine}: {counts(rows)}",
-        warning=Warning(f"{count(left, 'step')} did not come to an end.") if left else None,
+        subject=f"{b.count(len(acceptance.parts), 'part')} on {machine}: {counts(rows)}",
+        warning=b.Warning(f"{b.count(left, 'step')} did not come to an end.") if left else None,
         card=[*_card(acceptance)],
         counts=[f"{duration(sum(part.seconds for part in acceptance.parts))} in child processes"],
         commands=commands,
         sections=[
-            *(Section(part.part, [*_part(part)], 90) for part in acceptance.parts),
-            Section("Set-up", [Facts(_setup(acceptance))], 50),
+            *(b.Section(part.part, [*_part(part)], 90) for part in acceptance.parts),
+            b.Section("Set-up", [b.Facts(_setup(acceptance))], 50),
         ],
         footer=(
             f"{acceptance.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by mmrepro "
             f"{acceptance.mmrepro_version} from ",
-            code(SUMMARY_FILE),
+            b.code(SUMMARY_FILE),
             "; each part has its own folder beside it.",
         ),
     )
 
 
-def _badge(rows: list[Asked]) -> Badge:
+def _badge(rows: list[Asked]) -> b.Badge:
     found = {row.status for row in rows}
     if Status.FAILED in found:
-        return Badge("Failed", "bad")
+        return b.Badge("Failed", "bad")
     if Status.PASSED not in found:
-        return Badge("Not tested", "unsure")
-    return Badge("Not whole", "unsure") if Status.BROKEN_OFF in found else Badge("Passed", "good")
+        return b.Badge("Not tested", "unsure")
+    return (
+        b.Badge("Not whole", "unsure") if Status.BROKEN_OFF in found else b.Badge("Passed", "good")
+    )
 
 
-def _status(status: Status) -> Span:
-    return toned(*_WORDS[status])
+def _status(status: Status) -> b.Span:
+    return b.toned(*_WORDS[status])
 
 
 # ----------------------------------------------------------------------------- the first screen
 
 
-def _card(acceptance: Acceptance) -> Iterator[Block]:
-    yield from bullets(
+def _card(acceptance: Acceptance) -> Iterator[b.Block]:
+    yield from b.bullets(
         [
-            (toned(f"{row.asked}: ", "bad"), row.seen)
+            (b.toned(f"{row.asked}: ", "bad"), row.seen)
             for status in (Status.FAILED, Status.BROKEN_OFF)
             for part in acceptance.parts
             for row in part.rows
@@ -118,7 +90,7 @@ def _card(acceptance: Acceptance) -> Iterator[Block]:
     )
     rows = [
         (
-            link(part.part, f"#{slug(part.part)}"),
+            b.link(part.part, f"#{b.slug(part.part)}"),
             _status(part.status),
             counts(part.rows),
             duration(part.seconds),
@@ -127,15 +99,15 @@ def _card(acceptance: Acceptance) -> Iterator[Block]:
         for part in acceptance.parts
     ]
     heads = ["part:name", "status:name", "rows:name", "time:number", "shows that"]
-    yield from table(heads, rows, "parts")
+    yield from b.table(heads, rows, "parts")
 
 
 # ------------------------------------------------------------------------------------ sections
 
 
-def _part(part: PartRecord) -> Iterator[Block]:
+def _part(part: PartRecord) -> Iterator[b.Block]:
     """What did not pass, what passed, the GPUs' use and the commands."""
-    yield Paragraph(f"Shows that {sentence(part.title)}")
+    yield b.p(f"Shows that {words.sentence(part.title)}")
     for passed in (False, True):
         rows = [
             _row(row, step)
@@ -144,44 +116,36 @@ def _part(part: PartRecord) -> Iterator[Block]:
             if (row.status is Status.PASSED) is passed
         ]
         names = ("status:name", "observed", "asked", "expected", "source", "seconds:number")
-        shown: list[Block] = [Table(columns(*names), rows, part.part)] if rows else []
-        yield from folded(f"{count(len(rows), 'row')} passed", shown) if passed else shown
-    uses = [
-        (use.step, str(use.gpu), str(use.readings), _utilisation(use), _memory(use))
-        for use in part.gpu
-    ]
+        shown = b.table(names, rows, part.part)
+        yield from b.folded(f"{b.count(len(rows), 'row')} passed", shown) if passed else shown
+    uses = []
+    for use in part.gpu:
+        busy, held = use.utilisation_pct, use.memory_bytes
+        share = f"{busy.least:.0f} to {busy.most:.0f} %" if busy else "unknown"
+        memory = f"{size(held.least, 2)} to {size(held.most, 2)}" if held else "unknown"
+        uses.append((use.step, str(use.gpu), str(use.readings), share, memory))
     heads = ["step:name", "GPU:number", "readings:number", "utilisation:name", "memory in use:name"]
-    yield from folded("Use of the GPUs", table(heads, uses, "use of the GPUs"))
-    yield from bullets([_ran(step) for step in part.steps if step.exit_code is not None])
+    yield from b.folded("Use of the GPUs", b.table(heads, uses, "use of the GPUs"))
+    yield from b.bullets([_ran(step) for step in part.steps if step.exit_code is not None])
 
 
-def _row(row: Asked, step: StepRecord) -> Row:
+def _row(row: Asked, step: StepRecord) -> b.Row:
     seconds = row.seconds if row.seconds is not None else step.seconds
     alone = row.seconds is not None or len(step.rows) == 1
     took = f"{seconds:.1f}" if alone and seconds else "–"
     cells = (_status(row.status), row.seen, row.asked, row.expected, row.source, took)
-    return Row(cells, status=row.status.value)
+    return b.row(*cells, status=row.status.value)
 
 
-def _ran(step: StepRecord) -> Inline:
-    told = (code(step.command), f", {duration(step.seconds)}")
+def _ran(step: StepRecord) -> b.Inline:
+    told = (b.code(step.command), f", {duration(step.seconds)}")
     if not step.incident:
         return told
     report = f"{step.incident.partition('/')[2]}/report.md"
-    return (*told, ": ", code(report, f"{step.incident}/report.html"))
+    return (*told, ": ", b.code(report, f"{step.incident}/report.html"))
 
 
-def _utilisation(use: GpuUse) -> str:
-    found = use.utilisation_pct
-    return f"{found.least:.0f} to {found.most:.0f} %" if found else "unknown"
-
-
-def _memory(use: GpuUse) -> str:
-    found = use.memory_bytes
-    return f"{size(found.least, 2)} to {size(found.most, 2)}" if found else "unknown"
-
-
-def _setup(acceptance: Acceptance) -> list[tuple[str, Inline]]:
+def _setup(acceptance: Acceptance) -> list[tuple[str, b.Inline]]:
     host = acceptance.host
     return [
         ("device", acceptance.device),
@@ -204,11 +168,4 @@ def _gpu_facts(one: GpuFacts) -> str:
     return ", ".join([*filter(None, facts), "taken" if one.taken else one.users or "not taken"])
 
 
-KIND: Final = Kind(
-    "an acceptance",
-    ("summary.md", "summary.html"),
-    load,
-    compose,
-    lambda acceptance: acceptance,
-    file=SUMMARY_FILE,
-)
+KIND: Final = kind("acceptance", SUMMARY_FILE, Acceptance, VERSION, compose)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from markupsafe import Markup
 from mmrepro.base.units import duration
-from mmrepro.incident.ledger import Attempt
 from mmrepro.incident.searches import (
     BISECTION_FILE,
     BISECTION_VERSION,
@@ -19,53 +17,21 @@ from mmrepro.incident.searches import (
     Side,
     SideConclusion,
 )
-from mmrepro.reports import svg
-from mmrepro.reports.blocks import (
-    Badge,
-    Block,
-    Facts,
-    Fence,
-    Inline,
-    Page,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Table,
-    Tone,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    prose,
-    strong,
-    table,
-    toned,
-)
-from mmrepro.reports.documents import Kind, load_document
-from mmrepro.reports.incident import sentence
-from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_WORDS, run_link, scenario_name
+from mmrepro.reports import blocks as b, svg, words
+from mmrepro.reports.documents import kind
 from mmrepro.text.sanitize import one_line
 
 CHANCES: Final = 12
 OPEN_POINTS: Final = 25
 """Points in a table that is not folded."""
-WORDS: Final[dict[PointVerdict, str]] = {
-    PointVerdict.BAD: "✘ bad",
-    PointVerdict.GOOD: "✔ good",
-    PointVerdict.OTHER: "≠ different failure",
-    PointVerdict.UNTESTABLE: "? untestable",
-    PointVerdict.BOTH: "± both",
+LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
+    PointVerdict.BAD: ("✘ bad", "bad", "server"),
+    PointVerdict.GOOD: ("✔ good", "good", "ok"),
+    PointVerdict.OTHER: ("≠ different failure", "unsure", "client"),
+    PointVerdict.UNTESTABLE: ("? untestable", "soft", "tick"),
+    PointVerdict.BOTH: ("± both", "unsure", "lost"),
 }
-TONES: Final[dict[PointVerdict, Tone]] = {
-    PointVerdict.BAD: "bad",
-    PointVerdict.GOOD: "good",
-    PointVerdict.OTHER: "unsure",
-    PointVerdict.UNTESTABLE: "soft",
-    PointVerdict.BOTH: "unsure",
-}
+"""Of each verdict: its mark and words, its tone, the class of its dot."""
 LEGEND: Final = (
     "✘ bad: reproduced, with symptom and cause. ✔ good: not reproduced, although the trigger "
     "arrived and the engine works after it. ≠: a different failure. ?: untestable; no run reached "
@@ -80,56 +46,49 @@ CONCLUSIONS: Final[dict[SideConclusion, str]] = {
 }
 
 
-def load(directory: Path) -> Bisection:
-    """The bisection kept in ``directory``. Raises BadIncident and says why."""
-    return load_document(directory, BISECTION_FILE, Bisection, "bisection", BISECTION_VERSION)
-
-
-def compose(bisection: Bisection) -> Page:
+def compose(bisection: Bisection) -> b.Page:
     found = sides(bisection)
     answers = "; ".join(answer(bisection, direction, side) for direction, side in found)
-    stand_ins = [(code(s.name), s.replaces, s.why) for s in bisection.stand_ins]
-    over = f"{scenario_name(bisection.scenario)} over {bisection.engine} {bisection.by}s"
-    return Page(
+    stand_ins = ((one, "") for one in bisection.stand_ins)
+    over = f"{words.scenario_name(bisection.scenario)} over {bisection.engine} {bisection.by}s"
+    return b.Page(
         title=f"Bisection of {over}",
         badge=badge(bisection),
         subject=over + (f": {answers}" if answers else ""),
-        warning=Warning(sentence(bisection.failure)) if bisection.failure else None,
+        warning=b.Warning(words.sentence(bisection.failure)) if bisection.failure else None,
         card=[*_card(bisection)],
         counts=[
-            f"{count(bisection.runs, 'run')} of {len(ran(bisection))} of "
-            f"{count(len(bisection.points), 'point')}",
+            f"{b.count(bisection.runs, 'run')} of {len(ran(bisection))} of "
+            f"{b.count(len(bisection.points), 'point')}",
             duration(bisection.seconds),
         ],
         commands=[("to repeat it", bisection.command)],
         sections=[
-            Section("Points, old to new", [*_line(bisection)], 90),
-            *(Section(f"Where it was {name}", [*_side(bisection, s)], 97) for name, s in found),
-            Section("Runs next to a boundary", _runs(bisection), 80),
-            Section("Every point that was run", [*_points(bisection)], 95),
-            Section("What this does not establish", bullets(bisection.limits), 85),
-            Section("Stand-ins", table(["stand-in:name", "replaces", "why"], stand_ins), 60),
-            Section("Repeat one run", _commands(bisection), 70),
-            Section("Set-up", [Facts(_setup(bisection))], 50),
+            b.Section("Points, old to new", [*_line(bisection)], 90),
+            *(b.Section(f"Where it was {name}", [*_side(bisection, s)], 97) for name, s in found),
+            b.Section("Runs next to a boundary", _runs(bisection), 80),
+            b.Section("Every point that was run", [*_points(bisection)], 95),
+            b.Section("What this does not establish", b.bullets(bisection.limits), 85),
+            b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60),
+            b.Section("Repeat one run", _commands(bisection), 70),
+            b.Section("Set-up", [b.Facts(_setup(bisection))], 50),
         ],
-        footer=(
-            f"Bisection {bisection.id}, {bisection.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            code(BISECTION_FILE),
-            "; each run's incident lies in its own folder.",
+        footer=words.footer(
+            f"Bisection {bisection.id}", bisection.created, BISECTION_FILE, words.RUNS
         ),
     )
 
 
-def badge(bisection: Bisection) -> Badge:
+def badge(bisection: Bisection) -> b.Badge:
     if bisection.state != "complete":
-        tones: dict[str, Tone] = {"interrupted": "unsure", "failed": "bad"}
-        return Badge(bisection.state.capitalize(), tones[bisection.state])
+        tones: dict[str, b.Tone] = {"interrupted": "unsure", "failed": "bad"}
+        return b.Badge(bisection.state.capitalize(), tones[bisection.state])
     found = [side for _, side in sides(bisection)]
     if all(side.conclusion is SideConclusion.FOUND and side.verified for side in found):
-        return Badge("Found", "good")
+        return b.Badge("Found", "good")
     if any(s.conclusion in (SideConclusion.FOUND, SideConclusion.RANGE) for s in found):
-        return Badge("Found in part", "unsure")
-    return Badge("Not found", "unsure")
+        return b.Badge("Found in part", "unsure")
+    return b.Badge("Not found", "unsure")
 
 
 def sides(bisection: Bisection) -> list[tuple[str, Side]]:
@@ -169,112 +128,100 @@ def ran(bisection: Bisection) -> list[Point]:
     return [point for point in bisection.points if point.verdict is not None]
 
 
-def attempt_word(attempt: Attempt) -> str:
-    if attempt.outcome is not None:
-        return OUTCOME_WORDS[attempt.outcome].lower()
-    return f"no verdict ({attempt.lost})" if attempt.lost else "no verdict"
-
-
 # ----------------------------------------------------------------------------- the first screen
 
 
-def _card(bisection: Bisection) -> Iterator[Block]:
+def _card(bisection: Bisection) -> Iterator[b.Block]:
     for direction, side in sides(bisection):
         text = side.explanation or answer(bisection, direction, side)
-        yield Paragraph((strong(_sentence(text)), f" {_sentence(certainty(side))}"))
+        yield b.p(b.strong(_sentence(text)), f" {_sentence(certainty(side))}")
         for chance in side.posterior[:1]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
-            yield Paragraph(f"Runs contradict each other: {share}.", "unsure")
+            yield b.p(f"Runs contradict each other: {share}.", tone="unsure")
     rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
-    yield from table([f"{bisection.by}:name", "verdict:name", "observed"], rows, "the boundaries")
+    yield from b.table([f"{bisection.by}:name", "verdict:name", "observed"], rows, "the boundaries")
 
 
 # ------------------------------------------------------------------------------------ sections
 
 
-def _line(bisection: Bisection) -> Iterator[Block]:
+def _line(bisection: Bisection) -> Iterator[b.Block]:
     points = ran(bisection)
     if points:
-        yield Paragraph(LEGEND, "soft")
-        marks = [f"{point_name(p)} {WORDS[p.verdict][0]}" for p in points if p.verdict]
+        yield b.p(LEGEND, tone="soft")
+        marks = [f"{point_name(p)} {LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
         caption = "Small: not run. A shaded band lies between the two sides of a boundary."
-        yield Picture(_drawing(bisection), [Paragraph(" · ".join(marks))], caption)
+        yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
 
 
-def _side(bisection: Bisection, side: Side) -> Iterator[Block]:
-    yield Paragraph(_sentence(side.explanation))
-    facts = [f"{certainty(side)}; {count(side.runs, 'run')}", *side.notes]
+def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
+    yield b.p(_sentence(side.explanation))
+    facts = [f"{certainty(side)}; {b.count(side.runs, 'run')}", *side.notes]
     if side.other_between:
         between = " and ".join(_short(bisection, name) for name in side.other_between)
         facts.append(f"the different failure gives way between {between}")
     if side.returned:
         facts.append(f"bad again: {_shorts(bisection, side.returned)}")
-    yield from bullets(facts)
+    yield from b.bullets(facts)
     if side.posterior:
         rate = f"; the failure shows in about {side.rate:.0%} of the runs" if side.rate else ""
-        yield Paragraph(f"Runs contradict each other{rate}. Where the boundary may lie:")
+        yield b.p(f"Runs contradict each other{rate}. Where the boundary may lie:")
         chances = side.posterior[:CHANCES]
         rows = [(_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances]
-        yield from table(["last bad:name", "probability:number"], rows, "the boundary's place")
+        yield from b.table(["last bad:name", "probability:number"], rows, "the boundary's place")
 
 
-def _points(bisection: Bisection) -> Iterator[Block]:
+def _points(bisection: Bisection) -> Iterator[b.Block]:
     """The points that were run, oldest first."""
     rows = [
-        Row(
-            (
-                *_cells(point),
-                duration(sum(run.seconds for run in point.runs)),
-                point.why,
-                "affected" if point.declared else "–",
-                point.uploaded[:10] or "–",
-            ),
+        b.row(
+            *_cells(point),
+            duration(sum(run.seconds for run in point.runs)),
+            point.why,
+            "affected" if point.declared else "–",
+            point.uploaded[:10] or "–",
             status=str(point.verdict),
         )
         for point in ran(bisection)
     ]
     names = (f"{bisection.by}:name", "verdict:name", "runs", "took:number", "observed")
-    shown = Table(columns(*names, "declared:name", "uploaded:name"), rows, "points that were run")
-    blocks = [shown] if rows else []
-    yield from folded(count(len(rows), "point"), blocks, open=len(rows) <= OPEN_POINTS)
+    yield from b.counted("point", [*names, "declared:name", "uploaded:name"], rows, OPEN_POINTS)
 
 
-def _cells(point: Point) -> tuple[Inline, Inline, Inline]:
+def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     """Its name, its verdict, and its runs, such as ``2 × reproduced``."""
-    found = Counter(attempt_word(run) for run in point.runs)
+    found = Counter(words.attempt(run, "no verdict") for run in point.runs)
     runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
     if point.verdict is None:
         return point_name(point), "not run", runs
-    return point_name(point), toned(WORDS[point.verdict], TONES[point.verdict]), runs
+    return point_name(point), b.toned(*LOOKS[point.verdict][:2]), runs
 
 
-def _runs(bisection: Bisection) -> list[Block]:
+def _runs(bisection: Bisection) -> list[b.Block]:
     """Each run of the points next to a boundary."""
     rows = [
         (
             point_name(point),
-            attempt_word(run),
+            words.attempt(run, "no verdict"),
             run.error or run.explanation,
             duration(run.seconds),
-            run_link(run.incident),
+            words.run_link(run.incident),
         )
         for point in _boundary(bisection)
         for run in point.runs
     ]
     heads = [f"{bisection.by}:name", "outcome:name", "observed", "took:number", "incident"]
-    return table(heads, rows, "runs next to a boundary")
+    return b.table(heads, rows, "runs next to a boundary")
 
 
-def _commands(bisection: Bisection) -> list[Block]:
+def _commands(bisection: Bisection) -> list[b.Block]:
     runs = (run.command for point in _boundary(bisection) for run in point.runs[:1])
     lines = [one_line(command, 4000) for command in dict.fromkeys(runs) if command]
-    return [Fence("\n".join(lines[:20]), "sh")] if lines else []
+    return [b.Fence("\n".join(lines[:20]), "sh")] if lines else []
 
 
-def _setup(bisection: Bisection) -> list[tuple[str, Inline]]:
-    host = bisection.host
-    kinds = dict.fromkeys(p.fidelity for p in bisection.points if p.fidelity)
+def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
     wheels = dict.fromkeys(
         f"{p.wheel.project}: {p.wheel.origin}" for p in bisection.points if p.wheel
     )
@@ -283,16 +230,15 @@ def _setup(bisection: Bisection) -> list[tuple[str, Inline]]:
         ("engine", bisection.engine),
         *(("wheels", text) for text in wheels),
         ("device", bisection.device),
-        ("fidelity", "; ".join(f"{k}: {FIDELITY_WORDS[k]}" for k in kinds) or "unknown"),
-        ("scenario", prose(bisection.scenario.title)),
+        ("fidelity", words.fidelity_words(*(p.fidelity for p in bisection.points))),
+        ("scenario", b.prose(bisection.scenario.title)),
         ("declared affected", bisection.scenario.affected),
         ("known bad", _short(bisection, bisection.known_bad) or "none"),
         ("points", f"{len(bisection.points)}, {len(ran(bisection))} of them run"),
         ("order", how),
         ("runs of each", str(bisection.repeat) if bisection.repeat else "as many as needed"),
         ("runs", f"{bisection.runs}, {duration(bisection.seconds)} in all, environments included"),
-        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
-        ("made by", f"mmrepro {bisection.mmrepro_version}"),
+        *words.made_on(bisection.host, bisection.mmrepro_version),
     ]
 
 
@@ -304,8 +250,7 @@ def _boundary(bisection: Bisection) -> list[Point]:
 
 def _sentence(text: str) -> str:
     """With a capital, unless it begins with a commit or a release."""
-    capital = text.partition(" ")[0].isalpha()
-    return sentence(text[:1].upper() + text[1:] if capital else text)
+    return words.sentence(words.capital(text) if text.partition(" ")[0].isalpha() else text)
 
 
 def _short(bisection: Bisection, named: str) -> str:
@@ -325,13 +270,6 @@ AXIS: Final = 96
 APART: Final = 13.0
 """Pixels between labels, which stand on their heads."""
 MAX_LABELS: Final = 70
-FILLS: Final = {
-    PointVerdict.BAD: "server",
-    PointVerdict.GOOD: "ok",
-    PointVerdict.OTHER: "client",
-    PointVerdict.UNTESTABLE: "tick",
-    PointVerdict.BOTH: "lost",
-}
 
 
 def _drawing(bisection: Bisection) -> Markup:
@@ -339,15 +277,13 @@ def _drawing(bisection: Bisection) -> Markup:
     points = bisection.points
     step = (WIDTH - 2 * MARGIN) / max(1, len(points) - 1)
     xs = [MARGIN + step * number for number in range(len(points))]
-    body = [svg.line(xs[0], AXIS, xs[-1], AXIS, "axis"), *_bands(bisection, xs)]
+    body = [svg.path("axis", f"M{xs[0]:.1f} {AXIS}H{xs[-1]:.1f}"), *_bands(bisection, xs)]
     labels, taken, longest = 0, -APART, 0
     for x, point in zip(xs, points, strict=True):
         verdict = point.verdict
-        word = WORDS[verdict] if verdict else "not run"
+        word, _, fill = LOOKS[verdict] if verdict else ("not run", "", "tick")
         hint = f"{point_name(point)}: {word}" + (", declared affected" * point.declared)
-        fill, radius = (FILLS[verdict], 9.0) if verdict else ("tick", 2.5)
-        dot = Markup('<circle class="{}" cx="{:.1f}" cy="{}" r="{}"><title>{}</title></circle>')
-        body.append(dot.format(fill, x, AXIS, radius, one_line(hint, 300)))
+        body.append(svg.circle(fill, x, AXIS, 9 if verdict else 2.5, one_line(hint, 300)))
         if verdict is None:
             continue
         body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))
@@ -355,11 +291,8 @@ def _drawing(bisection: Bisection) -> Markup:
             taken, labels = max(x, taken + APART), labels + 1
             name = one_line(point_name(point), 22)
             longest = max(longest, len(name))
-            body.append(
-                Markup(
-                    '<text class="tick" transform="translate({:.1f} {}) rotate(60)">{}</text>'
-                ).format(taken - 3, AXIS + 22, name)
-            )
+            place = f"translate({taken - 3:.1f} {AXIS + 22}) rotate(60)"
+            body.append(svg.tag("text", name, cls="tick", transform=place))
     label = f"{len(points)} points from old to new, those that were run marked with their verdict"
     return svg.svg(WIDTH, AXIS + 36 + 6 * longest, label, body)
 
@@ -372,20 +305,11 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
             continue
         left, right = (xs[names.index(name)] for name in side.between)
         middle, top = (left + right) / 2, 20 + 22 * level
-        yield Markup('<rect class="b1" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>').format(
-            left, top + 8, max(1.0, right - left), AXIS - top - 8
-        )
-        yield svg.line(middle, top + 6, middle, AXIS, "grid")
+        yield svg.rect("b1", left, top + 8, max(1.0, right - left), AXIS - top - 8)
+        yield svg.path("grid", f"M{middle:.1f} {top + 6}V{AXIS}")
         anchor = "end" if middle > WIDTH * 0.66 else "mid" if middle > WIDTH * 0.25 else ""
         told = f"{direction}: {answer(bisection, direction, side)}"
         yield svg.text(middle, top, told, f"name {anchor}")
 
 
-KIND: Final = Kind(
-    "a bisection",
-    ("bisection.md", "bisection.html"),
-    load,
-    compose,
-    lambda bisection: bisection,
-    file=BISECTION_FILE,
-)
+KIND: Final = kind("bisection", BISECTION_FILE, Bisection, BISECTION_VERSION, compose)

@@ -69,9 +69,11 @@ def prose(text: str) -> tuple[str | Span, ...]:
     return tuple(code(piece) if n % 2 else piece for n, piece in enumerate(pieces) if piece)
 
 
-def spans(inline: Inline) -> tuple[Span, ...]:
-    """The pieces of ``inline``, each a span."""
-    pieces = inline if isinstance(inline, tuple) else (inline,)
+def spans(*inlines: Inline) -> tuple[Span, ...]:
+    """The pieces of each, one after another, each a span."""
+    pieces = (
+        one for inline in inlines for one in (inline if isinstance(inline, tuple) else (inline,))
+    )
     return tuple(Span(piece) if isinstance(piece, str) else piece for piece in pieces)
 
 
@@ -312,10 +314,37 @@ def columns(*names: str) -> tuple[Column, ...]:
     return tuple(made)
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[Inline]], caption: str = "") -> list[Block]:
+def p(*pieces: Inline, tone: Tone = "") -> Paragraph:
+    """A paragraph of these pieces, one after another."""
+    return Paragraph(pieces[0] if len(pieces) == 1 else spans(*pieces), tone)
+
+
+def row(
+    *cells: Inline,
+    tone: Tone = "",
+    status: str = "",
+    group: str = "",
+    anchor: str = "",
+    at: float | None = None,
+) -> Row:
+    """A row of these cells; what the rest means stands at ``Row``."""
+    return Row(cells, tone, status, group, anchor, at)
+
+
+def table(
+    names: Sequence[str], rows: Iterable[Row | Sequence[Inline]], caption: str = ""
+) -> list[Block]:
     """A table in a list, which is empty where there are no rows."""
-    made = [Row(tuple(row)) for row in rows]
+    made = [one if isinstance(one, Row) else Row(tuple(one)) for one in rows]
     return [Table(columns(*names), made, caption)] if made else []
+
+
+def counted(
+    word: str, names: Sequence[str], rows: Sequence[Row | Sequence[Inline]], most: int = 12
+) -> list[Block]:
+    """A table of so many of ``word``, folded where there are more than ``most``."""
+    title = count(len(rows), word)
+    return folded(title, table(names, rows, f"{word}s"), open=len(rows) <= most)
 
 
 def bullets(items: Sequence[Inline], tone: Tone = "") -> list[Block]:

@@ -1,7 +1,8 @@
 """One file to attach to an upstream issue: redacted, listed, checksummed, small.
 
-The incident is redacted again and its reports are made anew from that; raw evidence follows as
-text, most telling first, until the limit. What is left out is listed with the reason.
+An incident is redacted again and its reports are made anew from that; raw evidence follows as
+text, most telling first, until the limit. A replay's findings have other words and pictures. What
+is left out is listed with the reason.
 """
 
 from __future__ import annotations
@@ -12,25 +13,32 @@ import json
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
 from mmrepro.base import units
+from mmrepro.case.files import case_text, read_contents
+from mmrepro.case.model import CASE_FILE, IMAGES_DIR
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
+from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.machine.files import replacing
-from mmrepro.probes.data import LogsData, StacksData
-from mmrepro.reports import documents, incident as runs
-from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
-from mmrepro.text.looks import callers, conversation
-from mmrepro.text.opaque import Span, names_a_digest
-from mmrepro.text.redact import PLACEHOLDER, Redactor, names_a_secret
+from mmrepro.reports import (
+    documents,
+    finding as one,
+    incident as runs,
+    issue_form,
+    replay as replays,
+)
+from mmrepro.reports.documents import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
+from mmrepro.reports.findings import SCRIPT_FILE
+from mmrepro.reports.public import harmless_locals, public, redact_log, register, without_words
+from mmrepro.text.redact import PLACEHOLDER, Redactor
 
 DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""
@@ -45,21 +53,83 @@ MAX_ITEMS: Final = 20_000
 """Of one kind of evidence: a run has some hundreds of requests and events."""
 MAX_DEPTH: Final = 100
 """Of JSON that is looked through by its fields: py-spy's has five."""
-LEFT_OUT: Final = "[left out]"
-
-_HARMLESS: Final = re.compile(
-    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+ object at 0x[0-9a-f]+>|(['\"]?[0-9a-f]{16,64}['\"]?)"
-)
+ISSUE_FILE: Final = "issue.md"
 _ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
 
 
-@dataclass(frozen=True)
-class BundledText:
-    """What goes out of a file; ``original_bytes``: before redaction and trimming."""
+class _Packer:
+    """An archive that is written, and the list of what is in it."""
 
-    text: str
-    original_bytes: int
-    note: str = ""
+    archive: zipfile.ZipFile
+    manifest: BundleManifest
+
+    def __init__(
+        self, target: Path, force: bool, document: str, secrets: Sequence[str], max_bytes: int
+    ) -> None:
+        """``document``: as it is; ``max_bytes``: of the finished file."""
+        if target.exists() and not force:
+            raise UsageError(f"{target} is there already.", hint="--force, or --out another name")
+        self.target, self.redactor, self.max_bytes = target, Redactor(), max_bytes
+        self.redactor.reserve(document)
+        for secret in secrets:
+            self.redactor.add(secret)
+
+    @contextlib.contextmanager
+    def writing(self, id: str, scenario: str) -> Iterator[None]:
+        """The file is written whole or not at all; its manifest comes last."""
+        target = self.target
+        self.manifest = BundleManifest(
+            mmrepro_version=__version__, incident=id, scenario=scenario, files=[]
+        )
+        try:
+            with replacing(target) as file, zipfile.ZipFile(file, "w") as self.archive:
+                yield
+                self._entry(MANIFEST_FILE, self.manifest.model_dump_json(indent=1) + "\n")
+        except OSError as error:
+            raise UnwritableOutput(
+                f"{target} cannot be written: {error.strerror or error}.",
+                hint="free some space or check the permissions, or give --out FILE",
+            ) from error
+
+    @property
+    def written(self) -> int:
+        """Bytes so far."""
+        return self.archive.fp.tell() if self.archive.fp is not None else 0
+
+    def add(
+        self, name: str, content: str | bytes, original_bytes: int | None = None, note: str = ""
+    ) -> None:
+        """``original_bytes``: before redaction and trimming; None: as many as there are."""
+        data = content.encode("utf-8", "replace") if isinstance(content, str) else content
+        self._entry(name, data)
+        listed = BundledFile(
+            name=name,
+            bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            original_bytes=len(content) if original_bytes is None else original_bytes,
+            redactions=len(PLACEHOLDER.findall(content)) if isinstance(content, str) else 0,
+            note=note,
+        )
+        self.manifest.files.append(listed)
+
+    def leave_out(self, name: str, size: int, why: str) -> None:
+        self.manifest.left_out.append(LeftOut(name=name, bytes=size, why=why))
+
+    def check_size(self, what: str) -> None:
+        """Raises UsageError: what has to be in the file is over its limit."""
+        if self.written > self.max_bytes:
+            raise UsageError(
+                f"{what} takes {units.size(self.written)}, over the limit of "
+                f"{units.size(self.max_bytes)}.",
+                hint="mmrepro bundle … --max-mib 25",
+            )
+
+    def _entry(self, name: str, data: str | bytes) -> None:
+        """Without a date: the same document gives the same bytes."""
+        entry = zipfile.ZipInfo(name)
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        entry.external_attr = (stat.S_IFREG | 0o644) << 16
+        self.archive.writestr(entry, data)
 
 
 def write_bundle(
@@ -81,70 +151,80 @@ def write_bundle(
         UsageError: ``target`` is there already, or the incident alone is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
-    redactor = Redactor()
-    redactor.reserve(incident_json(incident))
-    for secret in secrets:
-        redactor.add(secret)
+    packer = _Packer(target, force, incident_json(incident), secrets, max_bytes)
+    redactor = packer.redactor
     bounded, cut = _bounded(incident)
-    return archived(
-        target, lambda archive: _fill(archive, directory, bounded, cut, redactor, max_bytes), force
-    )
+    shown = redactor.redact_model(without_words(bounded, redactor))
+    with packer.writing(shown.id, shown.scenario.name):
+        size = _size_of(directory / INCIDENT_FILE)
+        packer.add(INCIDENT_FILE, incident_json(shown) + "\n", size, cut)
+        for name, text in documents.rendered(runs.KIND, shown).items():
+            # Rendering may join what was apart, so that a pattern fits now that did not before.
+            packer.add(name, redactor.redact(text), note=cut)
+        packer.check_size("The incident alone")
+        _add_evidence(packer, directory / EVIDENCE_DIR)
+    return packer.manifest
 
 
-def archived(
-    target: Path, fill: Callable[[zipfile.ZipFile], BundleManifest], force: bool
-) -> BundleManifest:
-    """What ``fill`` puts into the archive ``target``, whole or not at all. Raises as above."""
-    if target.exists() and not force:
-        raise UsageError(f"{target} is there already.", hint="--force, or --out another name")
-    try:
-        with replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
-            return fill(archive)
-    except OSError as error:
-        raise UnwritableOutput(
-            f"{target} cannot be written: {error.strerror or error}.",
-            hint="free some space or check the permissions, or give --out FILE",
-        ) from error
-
-
-def _fill(
-    archive: zipfile.ZipFile,
+def write_replay_bundle(
     directory: Path,
-    incident: Incident,
-    cut: str,
-    redactor: Redactor,
-    max_bytes: int,
+    replay: Replay,
+    target: Path,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    secrets: Sequence[str] = (),
+    force: bool = False,
 ) -> BundleManifest:
-    """``cut``: what of the incident is not in it any more."""
-    public = redactor.redact_model(_without_words(incident, redactor))
-    manifest = BundleManifest(
-        mmrepro_version=__version__, incident=public.id, scenario=public.scenario.name, files=[]
-    )
-    size = _size_of(directory / INCIDENT_FILE)
-    texts = {INCIDENT_FILE: incident_json(public) + "\n", **documents.rendered(runs.KIND, public)}
+    """Write the bundle of ``replay``, which lies in ``directory``, to ``target`` (a ZIP file).
+
+    Each finding's case has random texts and images in place of those that were played, unless
+    those were random already; its script, its reports and its issue are made anew from that.
+
+    Raises:
+        UsageError: ``target`` is there already, or the replay alone is larger than the limit.
+        UnwritableOutput: it cannot be written.
+    """
+    packer = _Packer(target, force, documents.document_json(replay), secrets, max_bytes)
+    with packer.writing(replay.id, "replay"):
+        everything = [one.finding_of(replay, finding, directory) for finding in replay.findings]
+        for loaded in everything:  # all words first: one finding's may stand in another's sentences
+            if loaded.case is not None:
+                register(loaded.case, packer.redactor)
+        shown: list[Finding] = []
+        folders: set[str] = set()
+        for loaded in everything:
+            folder = loaded.finding.folder
+            if not folder or folder in folders:
+                packer.leave_out(f"finding {loaded.finding.id}", 0, "it has no folder of its own")
+                continue
+            folders.add(folder)
+            with public(loaded, packer.redactor) as shared:
+                shown.append(shared.finding)
+                _add_finding(packer, shared)
+            if loaded.finding.diagnosis:
+                why = "an incident of its own: mmrepro bundle packs it"
+                packer.leave_out(loaded.finding.diagnosis, 0, why)
+        whole = packer.redactor.redact_model(replay).model_copy(update={"findings": shown})
+        packer.add(REPLAY_FILE, documents.document_json(whole))
+        for name, text in documents.rendered(replays.KIND, whole).items():
+            packer.add(name, text)
+        packer.check_size("The replay")
+    return packer.manifest
+
+
+def _add_finding(packer: _Packer, loaded: one.LoadedFinding) -> None:
+    texts = {**documents.rendered(one.KIND, loaded), ISSUE_FILE: issue_form.public_issue(loaded)}
+    images: dict[str, bytes] = {}
+    if loaded.case is not None:
+        images = read_contents(loaded.case, loaded.folder)
+        texts[CASE_FILE] = case_text(loaded.case)
+        if loaded.case.operations:
+            texts[SCRIPT_FILE] = one.script_of(loaded)
+    below = loaded.finding.folder
     for name, text in texts.items():
-        # Rendering may join what was apart, so that a pattern fits now that did not before.
-        text = text if name == INCIDENT_FILE else redactor.redact(text)
-        whole = size if name == INCIDENT_FILE else len(text)
-        add_text(archive, manifest, name, BundledText(text, whole, cut))
-    if written(archive) > max_bytes:
-        raise UsageError(
-            f"The incident alone takes {written(archive) >> 10} KiB, over the limit of "
-            f"{max_bytes >> 10} KiB.",
-            hint="mmrepro bundle … --max-mib 25",
-        )
-    for path, safe in _named(directory / EVIDENCE_DIR, redactor, manifest):
-        name = f"{EVIDENCE_DIR}/{safe}"
-        content = _public_text(path, redactor)
-        if isinstance(content, str):
-            manifest.left_out.append(LeftOut(name=name, bytes=_size_of(path), why=content))
-        elif written(archive) + _packed(content.text) > max_bytes:
-            why = f"beyond the limit of {units.size(max_bytes)} for the bundle"
-            manifest.left_out.append(LeftOut(name=name, bytes=content.original_bytes, why=why))
-        else:
-            add_text(archive, manifest, name, content)
-    archive.writestr(entry(MANIFEST_FILE), manifest.model_dump_json(indent=1) + "\n")
-    return manifest
+        packer.add(f"{below}/{name}", text)
+    for sha256, data in images.items():
+        packer.add(f"{below}/{IMAGES_DIR}/{sha256}", data)
 
 
 def _bounded(incident: Incident) -> tuple[Incident, str]:
@@ -162,38 +242,26 @@ def _bounded(incident: Incident) -> tuple[Incident, str]:
     return incident.model_copy(update={"evidence": evidence}), told
 
 
-def add_text(
-    archive: zipfile.ZipFile, manifest: BundleManifest, name: str, content: BundledText
-) -> None:
-    data = content.text.encode("utf-8", "replace")
-    archive.writestr(entry(name), data)
-    manifest.files.append(
-        BundledFile(
-            name=name,
-            bytes=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
-            original_bytes=content.original_bytes,
-            redactions=len(PLACEHOLDER.findall(content.text)),
-            note=content.note,
-        )
-    )
+# ---------------------------------------------------------------------- raw evidence
 
 
-def entry(name: str) -> zipfile.ZipInfo:
-    """Without a date: the same incident gives the same bytes."""
-    entry = zipfile.ZipInfo(name)
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = (stat.S_IFREG | 0o644) << 16
-    return entry
-
-
-def written(archive: zipfile.ZipFile) -> int:
-    return archive.fp.tell() if archive.fp is not None else 0
+def _add_evidence(packer: _Packer, folder: Path) -> None:
+    """Add what of the raw files may go out and fits."""
+    for path, safe in _named(folder, packer):
+        name, whole = f"{EVIDENCE_DIR}/{safe}", _size_of(path)
+        try:
+            text, note = _public_text(path, packer.redactor)
+        except _NotPublic as reason:
+            packer.leave_out(name, whole, str(reason))
+            continue
+        if packer.written + _packed(text) > packer.max_bytes:
+            why = f"beyond the limit of {units.size(packer.max_bytes)} for the bundle"
+            packer.leave_out(name, whole, why)
+        else:
+            packer.add(name, text, whole, note)
 
 
 def _packed(text: str) -> int:
-    import zlib
-
     return len(zlib.compress(text.encode("utf-8", "replace"))) + 512
 
 
@@ -204,29 +272,18 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _safe_name(name: str) -> str:
-    return re.sub(r"[^\w.\[\]:+-]", "_", name)[:180] or "_"
-
-
-# ---------------------------------------------------------------------- raw evidence
-
-
-def _named(
-    folder: Path, redactor: Redactor, manifest: BundleManifest
-) -> Iterator[tuple[Path, str]]:
+def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
     """Each raw file, and a name that no other has; what is not even looked at is listed."""
     if folder.is_symlink():
-        why = "a link: it may lead anywhere"
-        manifest.left_out.append(LeftOut(name=EVIDENCE_DIR, bytes=0, why=why))
+        packer.leave_out(EVIDENCE_DIR, 0, "a link: it may lead anywhere")
         return
     paths = list(_evidence(folder))
     if more := paths[MAX_FILES:]:
         name = f"{EVIDENCE_DIR}: {len(more)} of {len(paths)} files"
-        size = sum(map(_size_of, more))
-        manifest.left_out.append(LeftOut(name=name, bytes=size, why="too many files"))
+        packer.leave_out(name, sum(map(_size_of, more)), "too many files")
     taken = {path.name for path in paths}
     for path in paths[:MAX_FILES]:
-        name = safe = _safe_name(redactor.redact(path.name))
+        name = safe = re.sub(r"[^\w.\[\]:+-]", "_", packer.redactor.redact(path.name))[:180] or "_"
         number = 1
         while safe != path.name and safe in taken:
             number += 1
@@ -253,16 +310,19 @@ def _evidence(folder: Path) -> Iterator[Path]:
     yield from sorted(paths, key=rank)
 
 
-def _public_text(path: Path, redactor: Redactor) -> BundledText | str:
-    """What of the file may go out; a text instead says why nothing does."""
+class _NotPublic(Exception):
+    """Why nothing of a file may go out."""
+
+
+def _public_text(path: Path, redactor: Redactor) -> tuple[str, str]:
+    """What of the file may go out, and what is missing of it. Raises _NotPublic."""
     try:
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode):
-            return "a link or no plain file"
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise _NotPublic("a link or no plain file")
         size = path.stat().st_size
         with path.open("rb") as file:
             if b"\0" in file.read(4096):
-                return "not text"
+                raise _NotPublic("not text")
             file.seek(0)
             raw = file.read(HEAD_BYTES + TAIL_BYTES)
             note = ""
@@ -274,21 +334,22 @@ def _public_text(path: Path, redactor: Redactor) -> BundledText | str:
                 note = f"{gap} bytes in the middle are left out"
                 raw = head + f"\n[mmrepro: {note}]\n".encode() + tail
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        raise _NotPublic(f"cannot be read: {error.strerror}") from error
     text = raw.decode("utf-8", "replace")
     if "-stacks-" in path.name:
         if (dump := _json(text)) is None:
-            return "no JSON that can be read: the values of local variables cannot be left out"
-        text = json.dumps(_harmless_locals(dump), indent=1)
+            raise _NotPublic(
+                "no JSON that can be read: the values of local variables cannot be left out"
+            )
+        text = json.dumps(harmless_locals(dump), indent=1)
         note = "values of local variables are left out, numbers and digests apart"
     elif path.suffix == ".json" and (document := _json(text)) is not None:
         text = json.dumps(redactor.redact_value(document), indent=1, ensure_ascii=False)
-    lines = [_cut(line) for line in text.split("\n")]
-    return BundledText(redact_log("\n".join(lines), redactor), size, note)
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_LINE_CHARS else line[:MAX_LINE_CHARS] + " [cut]"
+    lines = (
+        line if len(line) <= MAX_LINE_CHARS else line[:MAX_LINE_CHARS] + " [cut]"
+        for line in text.split("\n")
+    )
+    return redact_log("\n".join(lines), redactor), note
 
 
 def _json(text: str) -> Any:
@@ -303,63 +364,3 @@ def _shallow(value: Any, most: int) -> bool:
         return True
     items = value.values() if isinstance(value, dict) else value
     return most > 0 and all(_shallow(item, most - 1) for item in items)
-
-
-def redact_log(text: str, redactor: Redactor) -> str:
-    """``text`` of a log: besides secrets, what users wrote and where they called from."""
-    text = redactor.redact(text)
-    text = redactor.hide("prompt", text, _uncovered(text, conversation(text)))
-    return redactor.hide("address", text, callers(text))
-
-
-def _uncovered(text: str, spans: Iterable[Span]) -> Iterator[Span]:
-    return (span for span in spans if not PLACEHOLDER.fullmatch(text[slice(*span)]))
-
-
-# ---------------------------------------------------------------------- local variables
-
-
-def _without_words(incident: Incident, redactor: Redactor) -> Incident:
-    """A copy without what users wrote: log lines as in ``redact_log``, and only such local
-    variables as cannot hold any of it."""
-    copy = incident.model_copy(deep=True)
-    for result in copy.evidence.probes:
-        if isinstance(result.data, StacksData):
-            for sample in result.data.samples:
-                for thread in sample.threads:
-                    for frame in thread.frames:
-                        frame.locals.update(_harmless_of(frame.locals))
-        elif isinstance(result.data, LogsData):
-            logs = result.data
-            single = (logs.last_progress, logs.first_line, logs.last_line)
-            several = (logs.errors, logs.last_by_process.values(), logs.stuck_requests)
-            for line in chain(filter(None, single), *several, *logs.matches.values()):
-                line.text = redact_log(line.text, redactor)
-    for excerpt in copy.log_lines:
-        excerpt.text = redact_log(excerpt.text, redactor)
-    for key_frame in copy.key_stack.frames if copy.key_stack else ():
-        key_frame.locals.update(_harmless_of(key_frame.locals))
-    return copy
-
-
-def _harmless_of(variables: dict[str, str]) -> dict[str, str]:
-    return {name: _harmless(value, name) for name, value in variables.items()}
-
-
-def _harmless(value: str, name: str) -> str:
-    """A number, or a digest where one is expected; nothing of what is called a secret."""
-    found = _HARMLESS.fullmatch(value.strip())
-    known = found and (names_a_digest(name) or not found[1] or found[1].strip("'\"").isdigit())
-    return value if known and not names_a_secret(name) else LEFT_OUT
-
-
-def _harmless_locals(dump: Any) -> Any:
-    """py-spy's JSON: ``locals`` of a frame is a list of objects with ``name`` and ``repr``."""
-    if isinstance(dump, list):
-        return [_harmless_locals(item) for item in dump]
-    if isinstance(dump, dict):
-        harmless = {key: _harmless_locals(item) for key, item in dump.items()}
-        if isinstance(harmless.get("repr"), str):
-            harmless["repr"] = _harmless(harmless["repr"], str(harmless.get("name", "")))
-        return harmless
-    return dump

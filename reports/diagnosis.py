@@ -18,32 +18,11 @@ from mmrepro.incident.diagnosis import (
     NamedClass,
     ServerState,
 )
-from mmrepro.reports import incident as runs
-from mmrepro.reports.blocks import (
-    Badge,
-    Block,
-    Frame,
-    Heading,
-    Page,
-    Paragraph,
-    Row,
-    Section,
-    Stack,
-    Table,
-    Tone,
-    bullets,
-    code,
-    columns,
-    folded,
-    prose,
-    slug,
-    strong,
-    toned,
-)
-from mmrepro.reports.junit import Case, How
+from mmrepro.reports import blocks as b, incident as runs, words
+from mmrepro.reports.documents import Case, How
 from mmrepro.text.sanitize import one_line
 
-_FITS: Final[dict[Fit, Tone]] = {
+_FITS: Final[dict[Fit, b.Tone]] = {
     Fit.MATCH: "bad",
     Fit.LIKELY: "bad",
     Fit.SYMPTOM_ONLY: "unsure",
@@ -53,24 +32,24 @@ _FITS: Final[dict[Fit, Tone]] = {
 _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
 
 
-def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> Page:
+def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page:
     """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows it."""
     sections = [
-        Section("What was observed", [*_observed(diagnosis)], 96),
-        Section("The stack", _stack(diagnosis), 97),
-        Section("Class of failure", [*_classes(diagnosis)], 95),
-        Section("Known failures", [*_matches(diagnosis)], 93),
-        Section("What could not be observed", bullets(diagnosis.unseen[:40]), 72),
-        Section("What the diagnosis cost", [Paragraph(effect_sentence(diagnosis))], 71),
+        b.Section("What was observed", [*_observed(diagnosis)], 96),
+        b.Section("The stack", _stack(diagnosis), 97),
+        b.Section("Class of failure", [*_classes(diagnosis)], 95),
+        b.Section("Known failures", [*_matches(diagnosis)], 93),
+        b.Section("What could not be observed", b.bullets(diagnosis.unseen[:40]), 72),
+        b.Section("What the diagnosis cost", [b.p(effect_sentence(diagnosis))], 71),
     ]
     if incident is not None:
         # The timeline of a few seconds says less than the rest.
         happened = [s for s in runs.what_happened(incident) if s.title != "Conditions"]
         sections += [*happened, *runs.context(incident)]
     known = f", {code_of(diagnosis.found[0])}" if diagnosis.found else ""
-    return Page(
+    return b.Page(
         title=runs.title(incident) if incident else target_line(diagnosis),
-        badge=Badge(answer(diagnosis), tone(diagnosis), f"exit {diagnosis.exit_code}"),
+        badge=b.Badge(answer(diagnosis), tone(diagnosis), f"exit {diagnosis.exit_code}"),
         subject=target_line(diagnosis) + known,
         warning=runs.warning(incident) if incident else None,
         card=[*_card(diagnosis)],
@@ -81,19 +60,19 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> Page:
     )
 
 
-def tone(diagnosis: Diagnosis) -> Tone:
+def tone(diagnosis: Diagnosis) -> b.Tone:
     """good, bad or unsure: the colour of the answer."""
-    tones: dict[int, Tone] = {0: "good", 1: "bad"}
+    tones: dict[int, b.Tone] = {0: "good", 1: "bad"}
     return tones.get(diagnosis.exit_code, "unsure")
 
 
 def answer(diagnosis: Diagnosis) -> str:
     """``Frozen in Python code: ghost-key-eviction``: the badge."""
-    words = STATE_WORDS[diagnosis.state].partition(":")[0]
+    told = STATE_WORDS[diagnosis.state].partition(":")[0]
     known = diagnosis.found
     if known and diagnosis.state is ServerState.HEALTHY:
-        words = "small requests work, a known failure is there"
-    return words[:1].upper() + words[1:] + (f": {known[0].scenario}" if known else "")
+        told = "small requests work, a known failure is there"
+    return words.capital(told) + (f": {known[0].scenario}" if known else "")
 
 
 def effect_sentence(diagnosis: Diagnosis) -> str:
@@ -128,22 +107,22 @@ def code_of(match: Match) -> str:
 # ----------------------------------------------------------------------------- the first screen
 
 
-def _card(diagnosis: Diagnosis) -> Iterator[Block]:
+def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     assessment = diagnosis.assessment
     since = f" Since: {diagnosis.since}." if diagnosis.since else ""
-    yield Paragraph((strong(runs.sentence(assessment.sentence)), since))
+    yield b.p(b.strong(words.sentence(assessment.sentence)), since)
     for match in diagnosis.found[:1]:
         fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
-        why = f": {match.title}. {runs.sentence(match.why)}"
-        yield Paragraph((f"{fit} ", code(code_of(match)), why))
+        why = f": {match.title}. {words.sentence(match.why)}"
+        yield b.p(f"{fit} ", b.code(code_of(match)), why)
     for one in diagnosis.classes[:2] if not diagnosis.found else []:
         sure = f", {one.certainty.value}: {one.sentence}"
-        yield Paragraph(("Class ", code(one.name.value), sure))
+        yield b.p("Class ", b.code(one.name.value), sure)
     yield from _stack(diagnosis)
     if diagnosis.state is not ServerState.HEALTHY:
         remedies = [text for match in diagnosis.found[:1] for text in match.remedies]
         advice = [*remedies, *diagnosis.assessment.advice]
-        yield from (Paragraph(("To do: ", *prose(text))) for text in advice[:2])
+        yield from (b.p("To do: ", b.prose(text)) for text in advice[:2])
 
 
 def _counts(diagnosis: Diagnosis) -> Iterator[str]:
@@ -155,26 +134,26 @@ def _counts(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"{len(diagnosis.unseen)} things could not be observed"
 
 
-def _stack(diagnosis: Diagnosis) -> list[Block]:
+def _stack(diagnosis: Diagnosis) -> list[b.Block]:
     found = diagnosis.assessment
     if not found.frames:
         return []
-    frames = [Frame(f.function, f.file, f.line) for f in found.frames]
+    frames = [b.Frame(f.function, f.file, f.line) for f in found.frames]
     seen = f"{found.seen} of {found.samples} samples"
-    return [Stack(f"{found.process}, thread {found.thread}, {seen}", frames)]
+    return [b.Stack(f"{found.process}, thread {found.thread}, {seen}", frames)]
 
 
 # ------------------------------------------------------------------------------------ sections
 
 
-def _observed(diagnosis: Diagnosis) -> Iterator[Block]:
+def _observed(diagnosis: Diagnosis) -> Iterator[b.Block]:
     assessment = diagnosis.assessment
     if diagnosis.since:
-        yield Paragraph(f"Since: {diagnosis.since}.")
-    yield from bullets(assessment.why[:40])
+        yield b.p(f"Since: {diagnosis.since}.")
+    yield from b.bullets(assessment.why[:40])
     if assessment.advice:
-        yield Paragraph("What to do:")
-        yield from bullets([prose(text) for text in assessment.advice[:12]])
+        yield b.p("What to do:")
+        yield from b.bullets([b.prose(text) for text in assessment.advice[:12]])
 
 
 def class_title(one: NamedClass) -> str:
@@ -182,47 +161,45 @@ def class_title(one: NamedClass) -> str:
     return f"{one.certainty.value}: {CLASS_WORDS[one.name].partition(':')[0]}"
 
 
-def _classes(diagnosis: Diagnosis) -> Iterator[Block]:
+def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for one in diagnosis.classes[:12]:
-        yield Heading((code(one.name.value), f" {class_title(one)}"))
-        yield Paragraph(one.sentence)
-        yield from bullets(one.why[:12])
+        yield b.Heading((b.code(one.name.value), f" {class_title(one)}"))
+        yield b.p(one.sentence)
+        yield from b.bullets(one.why[:12])
         if one.advice:
-            yield Paragraph("What to do:")
-            yield from bullets(one.advice)
-        yield from bullets(one.references, "soft")
+            yield b.p("What to do:")
+            yield from b.bullets(one.advice)
+        yield from b.bullets(one.references, "soft")
 
 
-def _matches(diagnosis: Diagnosis) -> Iterator[Block]:
+def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for excluded in (False, True):
         some = [m for m in diagnosis.matches if (m.fit is Fit.NOT_THIS) is excluded]
         rows = [
-            Row(
-                (
-                    code(code_of(m)),
-                    toned(m.fit.value, _FITS[m.fit]),
-                    f"{m.met}",
-                    f"{m.not_met}",
-                    f"{m.unknown}",
-                    m.exposed_because if m.fit is Fit.EXPOSED else m.why,
-                ),
+            b.row(
+                b.code(code_of(m)),
+                b.toned(m.fit.value, _FITS[m.fit]),
+                f"{m.met}",
+                f"{m.not_met}",
+                f"{m.unknown}",
+                m.exposed_because if m.fit is Fit.EXPOSED else m.why,
                 status=m.fit.value,
             )
             for m in some
         ]
-        heads = columns(
+        heads = (
             *("known failure:name", "fit:name", "met:number", "not met:number"),
             *("unknown:number", "why"),
         )
-        shown: list[Block] = [Table(heads, rows, "known failures")] if rows else []
-        yield from folded(f"{len(rows)} others: not this", shown) if excluded else shown
+        shown = b.table(heads, rows, "known failures")
+        yield from b.folded(f"{len(rows)} others: not this", shown) if excluded else shown
         if excluded:
             continue
         for match in [m for m in some if m.fit in _SHOWN][:3]:
-            yield Heading((code(code_of(match)), f" {match.title}"))
-            yield Paragraph(match.why)
-            yield from runs.condition_tables(match.conditions[:60], slug(code_of(match)) + "-")
-            yield from bullets(match.references[:3], "soft")
+            yield b.Heading((b.code(code_of(match)), f" {match.title}"))
+            yield b.p(match.why)
+            yield from runs.condition_tables(match.conditions[:60], b.slug(code_of(match)) + "-")
+            yield from b.bullets(match.references[:3], "soft")
 
 
 def target_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:

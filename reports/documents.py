@@ -1,24 +1,31 @@
 """Documents on disk and the reports made of them: read, composed, written, each kind by one table.
 
 A kind of report is a module of this package with a ``KIND``. Nothing here knows engines,
-scenarios or the runner; a report can be made again from its folder at any time.
+scenarios or the runner; a report can be made again from its folder, or from the file that
+``mmrepro bundle`` makes of it, at any time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
+from mmrepro.base.units import size
 from mmrepro.errors import BadIncident, UnwritableOutput, UsageError
 from mmrepro.machine.files import is_file, read_file, write_file
 from mmrepro.records import Record, Unfit, parsed
 from mmrepro.reports.blocks import Page
-from mmrepro.reports.junit import Suite
-from pydantic import BaseModel
+from mmrepro.text.sanitize import clip, plain
+from pydantic import BaseModel, Field
 
 # A run of an hour is about 10 MB; what is larger was not written by mmrepro.
 MAX_BYTES: Final = 128 << 20
@@ -40,6 +47,31 @@ _FINDING: Final = ("case.json", "replay.json")
 """A finding's folder holds a case, and lies in the folder of its replay."""
 
 
+How = Literal["passed", "failed", "error", "skipped"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test case. ``kind``: the type of what turned it red; ``text``: its detail."""
+
+    group: str
+    name: str
+    how: How = "passed"
+    message: str = ""
+    text: str = ""
+    kind: str = ""
+    output: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    when: datetime
+    cases: Sequence[Case]
+    properties: Sequence[tuple[str, str]] = ()
+
+
 @dataclass(frozen=True)
 class Kind(Generic[T]):
     """One kind of report.
@@ -54,6 +86,8 @@ class Kind(Generic[T]):
         markdown_bytes: its Markdown's at most. GitHub refuses comments over 65,536 characters;
             people add a few lines of their own.
         file: the document's name, where ``keep`` writes it; empty: its command writes it.
+        compose_at: as ``compose``, its commands with the folder, as they are typed elsewhere; None:
+            no command names a place in the folder.
     """
 
     name: str
@@ -64,6 +98,39 @@ class Kind(Generic[T]):
     junit: Callable[[T], Sequence[Suite]] | None = None
     markdown_bytes: int = 60_000
     file: str = ""
+    compose_at: Callable[[T, str], Page] | None = None
+
+
+def kind(
+    word: str,
+    file: str,
+    document: type[RecordT],
+    version: int,
+    compose: Callable[[RecordT], Page],
+    *,
+    name: str = "",
+    files: tuple[str, str] | None = None,
+    junit: Callable[[RecordT], Sequence[Suite]] | None = None,
+    compose_at: Callable[[RecordT, str], Page] | None = None,
+) -> Kind[RecordT]:
+    """A kind whose reports are made of one document and are called after its file.
+
+    Args:
+        word: that its schema is called by; so is the kind, with its article.
+        version: of the schema that is read here.
+        name, files: where they are others than those by the word and by the file.
+    """
+    stem = file.removesuffix(".json")
+    return Kind(
+        name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
+        files or (f"{stem}.md", f"{stem}.html"),
+        partial(load_document, file=file, kind=document, name=word, version=version),
+        compose,
+        lambda loaded: loaded,
+        junit,
+        file=file,
+        compose_at=compose_at,
+    )
 
 
 def kind_of(place: Path) -> Kind[Any]:
@@ -71,8 +138,6 @@ def kind_of(place: Path) -> Kind[Any]:
 
     A run where unsure: reading it says what is wrong.
     """
-    from mmrepro.reports.bundle_file import listed_names
-
     names = {place.name, *listed_names(place)}
     module = next((m for file, m in _MODULES.items() if file in names or is_file(place / file)), "")
     if not module:
@@ -85,8 +150,10 @@ def kind_of(place: Path) -> Kind[Any]:
     return found
 
 
-def render(kind: Kind[T], loaded: T, format: str) -> str:
+def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) -> str:
     """The report as ``md``, ``html``, ``json`` or ``junit``; ends with a newline.
+
+    ``folder``: as ``html.render_html`` has it.
 
     Raises:
         UsageError: the kind has no such format.
@@ -94,8 +161,6 @@ def render(kind: Kind[T], loaded: T, format: str) -> str:
     if format == "json":
         return document_json(kind.stored(loaded))
     if format == "junit":
-        from mmrepro.reports.junit import render_junit
-
         if kind.junit is None:
             raise UsageError(
                 f"{kind.name.capitalize()} has no JUnit report: it has no expectation that could "
@@ -107,19 +172,22 @@ def render(kind: Kind[T], loaded: T, format: str) -> str:
     if format == "html":
         from mmrepro.reports.html import render_html
 
-        return render_html(page)
+        return render_html(page, folder)
     from mmrepro.reports.markdown import render_markdown
 
     return render_markdown(page, kind.markdown_bytes)
 
 
-def rendered(kind: Kind[T], loaded: T) -> dict[str, str]:
-    """The Markdown and the HTML by the names of their files, composed once."""
+def rendered(kind: Kind[T], loaded: T, folder: Path | None = None) -> dict[str, str]:
+    """The Markdown and the HTML by the names of their files, composed once.
+
+    ``folder``: as ``html.render_html`` has it.
+    """
     from mmrepro.reports.html import render_html
     from mmrepro.reports.markdown import render_markdown
 
     page = kind.compose(loaded)
-    texts = (render_markdown(page, kind.markdown_bytes), render_html(page))
+    texts = (render_markdown(page, kind.markdown_bytes), render_html(page, folder))
     return dict(zip(kind.files, texts, strict=True))
 
 
@@ -135,7 +203,7 @@ def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     Raises:
         UnwritableOutput: a file could not be written; one that was there before is untouched.
     """
-    texts = rendered(kind, loaded)
+    texts = rendered(kind, loaded, folder)
     for name, text in texts.items():
         replace_file(folder / name, text)
     return [folder / name for name in texts]
@@ -159,7 +227,7 @@ class _Made(BaseModel):
 def load_document(
     directory: Path, file: str, kind: type[RecordT], name: str, version: int
 ) -> RecordT:
-    """The document in ``directory``, or in that file itself.
+    """The document in ``directory``, in that file itself, or in a bundle.
 
     Args:
         name: what it is, in a sentence: ``ablation``.
@@ -168,6 +236,8 @@ def load_document(
     Raises:
         BadIncident: there is none, or it cannot be read; the message says why.
     """
+    if is_bundle(directory):
+        return read_document(read_listed(directory, file), directory, kind, name, version)
     path = directory if directory.name == file else directory / file
     hint = "give the folder that the command named at its end; mmrepro incidents lists them"
     try:
@@ -221,3 +291,129 @@ def replace_file(path: Path, text: str) -> None:
             f"{path} cannot be written: {error.strerror or error}",
             hint=f"free some space or check the permissions, then: mmrepro report {path.parent}",
         ) from error
+
+
+# ------------------------------------------------------------------------------------- JUnit
+
+
+def render_junit(suites: Sequence[Suite]) -> str:
+    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+    results = {"failed": Failure, "error": Error, "skipped": Skipped}
+    document: Any = JUnitXml("mmrepro")
+    for suite in suites:
+        made: Any = TestSuite(_text(suite.name, 300))
+        made.timestamp = suite.when.isoformat(timespec="seconds")
+        for name, value in suite.properties:
+            made.add_property(name, _text(value))
+        for case in suite.cases:
+            one: Any = TestCase(_text(case.name, 300), _text(case.group, 300), case.seconds)
+            if case.how != "passed":
+                result: Any = results[case.how](_text(case.message), case.kind or None)
+                if case.text:
+                    result.text = _text(case.text)
+                one.result = [result]
+            if case.output:
+                one.system_out = _text(case.output, 20_000)
+            made.add_testcase(one)
+        made.update_statistics()
+        document.add_testsuite(made)
+    document.update_statistics()
+    content = document.tostring()
+    return content.decode() if isinstance(content, bytes) else str(content)
+
+
+def _text(value: str, limit: int = 4000) -> str:
+    return clip(plain(value), limit)
+
+
+# ----------------------------------------------------------------------------------- bundles
+
+MANIFEST_FILE: Final = "manifest.json"
+MAX_MEMBER_BYTES: Final = 128 << 20
+MAX_MANIFEST_BYTES: Final = 4 << 20
+
+
+class BundledFile(Record):
+    name: str
+    bytes: int
+    sha256: str
+    original_bytes: Annotated[int, Field(description="before redaction and trimming")]
+    redactions: Annotated[int, Field(description="placeholders in it")] = 0
+    note: Annotated[str, Field(description="what was left out of it, and why")] = ""
+
+
+class LeftOut(Record):
+    name: str
+    bytes: int
+    why: str
+
+
+class BundleManifest(Record):
+    format: Literal["mmrepro-bundle-1"] = "mmrepro-bundle-1"
+    mmrepro_version: str
+    incident: str
+    scenario: str
+    files: list[BundledFile]
+    left_out: list[LeftOut] = []
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether ``path`` is a ZIP file; False for whatever cannot be read."""
+    return is_file(path) and zipfile.is_zipfile(path)
+
+
+def read_manifest(path: Path) -> BundleManifest:
+    """What the bundle says it holds. Raises BadIncident."""
+    try:
+        return parsed(BundleManifest, _member(path, MANIFEST_FILE, MAX_MANIFEST_BYTES))
+    except Unfit as error:
+        raise BadIncident(
+            f"{path} is no bundle of mmrepro: its {MANIFEST_FILE} does not fit the format: {error}",
+            hint="make it with: mmrepro bundle INCIDENT_DIR",
+        ) from error
+
+
+def read_listed(path: Path, name: str) -> bytes:
+    """The bundle's file ``name``, its checksum compared.
+
+    Raises:
+        BadIncident: no bundle, a broken file, or one that differs from its listed checksum.
+    """
+    manifest = read_manifest(path)
+    listed = {entry.name: entry for entry in manifest.files}
+    if name not in listed:
+        raise BadIncident(f"{path} holds no {name}", hint="mmrepro bundle INCIDENT_DIR")
+    data = _member(path, name, MAX_MEMBER_BYTES)
+    if hashlib.sha256(data).hexdigest() != listed[name].sha256:
+        raise BadIncident(
+            f"{name} in {path} is not what its manifest lists: the checksums differ",
+            hint="get the file again from whoever made it",
+        )
+    return data
+
+
+def listed_names(path: Path) -> set[str]:
+    """Names of the files that the bundle ``path`` lists; none where it is no bundle."""
+    try:
+        return {entry.name for entry in read_manifest(path).files} if is_bundle(path) else set()
+    except BadIncident:
+        return set()
+
+
+def _member(path: Path, name: str, limit: int) -> bytes:
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(name) as member:
+            data = member.read(limit + 1)
+    except KeyError as error:
+        raise BadIncident(
+            f"{path} holds no {name}", hint="make it with: mmrepro bundle INCIDENT_DIR"
+        ) from error
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
+        # RuntimeError: encrypted; NotImplementedError (one of its kind): an unknown compression
+        raise BadIncident(
+            f"{path} cannot be read: {error}", hint="get the file again from whoever made it"
+        ) from error
+    if len(data) > limit:
+        raise BadIncident(f"{name} in {path} is too large: over {size(limit)}")
+    return data

@@ -15,32 +15,15 @@ from mmrepro.case.model import CASE_FILE, Case, Image
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.machine.files import is_file, is_folder
-from mmrepro.reports import findings, replay as replays, replay_sequence as drawn
-from mmrepro.reports.blocks import (
-    FRAMES,
-    Badge,
-    Block,
-    Facts,
-    Fence,
-    Page,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Table,
-    Warning,
-    code,
-    columns,
-    count,
-    folded,
-    link,
-    strong,
-    table,
-    toned,
+from mmrepro.reports import (
+    blocks as b,
+    findings,
+    replay as replays,
+    replay_sequence as drawn,
+    words,
 )
 from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Kind
 from mmrepro.reports.findings import SCRIPT_FILE
-from mmrepro.reports.incident import sentence
 from mmrepro.reports.replay_script import in_order, script, server_steps
 
 
@@ -80,7 +63,7 @@ def load(place: Path) -> LoadedFinding:
     folder = whole if is_folder(whole) else whole.parent
     for above in folder.parents:
         if is_file(above / REPLAY_FILE):
-            replay = replays.load(above)
+            replay = replays.KIND.load(above)
             for finding in replay.findings:
                 if finding.folder and (above / finding.folder).resolve() == folder:
                     return finding_of(replay, finding, above)
@@ -121,31 +104,33 @@ def project(replay: Replay) -> str:
     return replay.wheel.project if replay.wheel else ""
 
 
-def compose(loaded: LoadedFinding) -> Page:
+def compose(loaded: LoadedFinding) -> b.Page:
     finding, replay = loaded.finding, loaded.replay
     listed = findings.Listed(finding.id, finding)
     confirmed = "confirmed" if finding.confirmed else "not confirmed"
-    return Page(
+    return b.Page(
         title=findings.finding_title(finding),
-        badge=Badge(
+        badge=b.Badge(
             finding.finding_class.value.capitalize(),
             findings.tone(finding),
             f"{findings.known_name(finding) or 'unknown'}, {confirmed}",
         ),
         subject=f"finding {finding.id} of {replays.source(replay)}",
-        warning=Warning(replay.failure) if replay.failure else None,
+        warning=b.Warning(replay.failure) if replay.failure else None,
         card=[*_card(finding)],
         counts=[findings.requests_words(finding), findings.rate_words(finding.rate)],
         commands=[*_commands(loaded)],
         sections=[
-            Section("The sequence", [*_sequence(loaded)], 96),
-            Section("Why each is needed", needed(loaded), 90),
-            Section("Where it stands", [*_stack(finding)], 88),
-            Section("The log", [Fence("\n".join(finding.log_lines))] * bool(finding.log_lines), 84),
-            Section("Reproduce it", [*_reproduction(loaded)], 92),
-            Section("Known or not", [*_known(finding)], 86),
-            Section("How often", [*_rate(finding)], 80),
-            Section("Shrinking", [*findings.shrinking([listed]), *_steps(finding)], 30),
+            b.Section("The sequence", [*_sequence(loaded)], 96),
+            b.Section("Why each is needed", needed(loaded), 90),
+            b.Section("Where it stands", [*_stack(finding)], 88),
+            b.Section(
+                "The log", [b.Fence("\n".join(finding.log_lines))] * bool(finding.log_lines), 84
+            ),
+            b.Section("Reproduce it", [*_reproduction(loaded)], 92),
+            b.Section("Known or not", [*_known(finding)], 86),
+            b.Section("How often", [*_rate(finding)], 80),
+            b.Section("Shrinking", [*findings.shrinking([listed]), *_steps(finding)], 30),
             *findings.context(replay, [], loaded.limits),
         ],
         footer=f"Finding {finding.id} of replay {replay.id}, "
@@ -153,16 +138,16 @@ def compose(loaded: LoadedFinding) -> Page:
     )
 
 
-def _card(finding: Finding) -> Iterator[Block]:
-    yield Paragraph((strong("Observed: "), sentence(findings.observation(finding))))
-    yield Paragraph((strong("Expected: "), f"{findings.expected(finding)}."))
-    yield from (Paragraph(f"The same requests also show: {one}") for one in finding.also[:3])
+def _card(finding: Finding) -> Iterator[b.Block]:
+    yield b.p(b.strong("Observed: "), words.sentence(findings.observation(finding)))
+    yield b.p(b.strong("Expected: "), f"{findings.expected(finding)}.")
+    yield from (b.p(f"The same requests also show: {one}") for one in finding.also[:3])
     if finding.stack:
         yield findings.stack(finding)
 
 
-def _stack(finding: Finding) -> Iterator[Block]:
-    if len(finding.stack) > FRAMES:  # the card has no room for all of them
+def _stack(finding: Finding) -> Iterator[b.Block]:
+    if len(finding.stack) > b.FRAMES:  # the card has no room for all of them
         yield findings.stack(finding, len(finding.stack))
 
 
@@ -174,85 +159,80 @@ def _commands(loaded: LoadedFinding) -> Iterator[tuple[str, str]]:
     yield "to fill in the engine's bug report", "mmrepro report . --format issue"
 
 
-def _sequence(loaded: LoadedFinding) -> Iterator[Block]:
+def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
     sequence, case = loaded.sequence, loaded.case
     if sequence is None or case is None:
         return
     order = "one after another" if in_order(case) else "by their barriers, some together"
     hidden = f" {sequence.hidden} more requests are not drawn." if sequence.hidden else ""
     legend = f"Sent {order}; lengths say nothing about time. {drawn.LEGEND}.{hidden}"
-    yield Paragraph(legend, "soft")
-    yield Picture(drawn.picture(sequence), [Fence(drawn.drawing(sequence))])
+    yield b.p(legend, tone="soft")
+    yield b.Picture(drawn.picture(sequence), [b.Fence(drawn.drawing(sequence))])
     rows = [
-        Row(
-            (
-                code(lane.operation.id),
-                lane.result,
-                lane.shape,
-                ", ".join(lane.operation.after) or "at once",
-                f"at {lane.operation.leave}" if lane.operation.leave else "",
-            ),
+        b.row(
+            b.code(lane.operation.id),
+            lane.result,
+            lane.shape,
+            ", ".join(lane.operation.after) or "at once",
+            f"at {lane.operation.leave}" if lane.operation.leave else "",
             tone="bad" if lane.fails else "",
             status=lane.kind,
         )
         for lane in sequence.lanes
     ]
-    heads = columns("request:name", "observed", "what", "sent after", "client leaves")
-    shown = [Table(heads, rows, "requests")]
-    yield from folded(count(len(rows), "request"), shown, open=len(rows) <= 12)
-    words = {name: image_words(name, case) for name in sequence.letters}
-    if words:
-        named = [(code(letter), words[name]) for name, letter in sequence.letters.items()]
-        pictured = drawn.images_picture(sequence, words)
-        shown_images = [Picture(pictured, table(["image:name", "what"], named, "images"))]
-        yield from folded(count(len(words), "image"), shown_images, open=len(words) <= 12)
+    heads = ("request:name", "observed", "what", "sent after", "client leaves")
+    yield from b.counted("request", heads, rows)
+    recipes = {name: image_words(name, case) for name in sequence.letters}
+    if recipes:
+        named = [(b.code(letter), recipes[name]) for name, letter in sequence.letters.items()]
+        pictured = drawn.images_picture(sequence, recipes)
+        shown_images = [b.Picture(pictured, b.table(["image:name", "what"], named, "images"))]
+        yield from b.folded(b.count(len(recipes), "image"), shown_images, open=len(recipes) <= 12)
 
 
-def needed(loaded: LoadedFinding) -> list[Block]:
+def needed(loaded: LoadedFinding) -> list[b.Block]:
     """What the finding needs: the requests in their order, then the rest."""
     order = [op.id for op in loaded.case.operations] if loaded.case else []
     place = {id: number for number, id in enumerate(order)}
     parts = sorted(loaded.finding.needed, key=lambda one: place.get(one.what, len(place)))
-    rows = [(code(one.what), one.why, code(one.by) if one.by else "itself") for one in parts]
-    return table(["needed:name", "without it", "argued by:name"], rows, "what is needed")
+    rows = [(b.code(one.what), one.why, b.code(one.by) if one.by else "itself") for one in parts]
+    return b.table(["needed:name", "without it", "argued by:name"], rows, "what is needed")
 
 
-def _reproduction(loaded: LoadedFinding) -> Iterator[Block]:
+def _reproduction(loaded: LoadedFinding) -> Iterator[b.Block]:
     if not loaded.steps:
         return
-    yield Fence("\n".join(loaded.steps), "sh")
+    yield b.Fence("\n".join(loaded.steps), "sh")
     if loaded.case is not None and loaded.case.operations:
         needs = " needs Python and nothing else, and talks to 127.0.0.1 only. Its requests are in "
-        yield Paragraph((link(SCRIPT_FILE, SCRIPT_FILE), needs, link(CASE_FILE, CASE_FILE), "."))
+        yield b.p(b.link(SCRIPT_FILE, SCRIPT_FILE), needs, b.link(CASE_FILE, CASE_FILE), ".")
 
 
-def _known(finding: Finding) -> Iterator[Block]:
-    yield Paragraph(findings.known_words(finding))
-    yield Facts([("told apart from other failures by", code(finding.bucket))], "bucket")
+def _known(finding: Finding) -> Iterator[b.Block]:
+    yield b.p(findings.known_words(finding))
+    yield b.Facts([("told apart from other failures by", b.code(finding.bucket))], "bucket")
 
 
-def _rate(finding: Finding) -> Iterator[Block]:
-    yield Paragraph(f"{findings.rate_words(finding.rate)}. {findings.RATE_NOTE}")
+def _rate(finding: Finding) -> Iterator[b.Block]:
+    yield b.p(f"{findings.rate_words(finding.rate)}. {findings.RATE_NOTE}")
 
 
-def _steps(finding: Finding) -> list[Block]:
+def _steps(finding: Finding) -> list[b.Block]:
     rows = [
-        Row(
-            (
-                step.what,
-                toned("yes", "good") if step.kept else toned("no", "soft"),
-                str(step.requests),
-                f"{step.failed} of {step.plays}",
-                step.why,
-            ),
+        b.row(
+            step.what,
+            b.toned("yes", "good") if step.kept else b.toned("no", "soft"),
+            str(step.requests),
+            f"{step.failed} of {step.plays}",
+            step.why,
             status="still fails" if step.kept else "passes",
         )
         for step in finding.steps
     ]
     heads = ("left out", "still fails:name", "requests:number", "failed:number", "why")
-    shown: list[Block] = [Table(columns(*heads), rows, "steps of the shrinking")] if rows else []
-    servers = f"{count(finding.starts, 'server')}, {duration(finding.seconds)}"
-    return folded(f"{count(len(rows), 'step')}, {servers}", shown, open=len(rows) <= 12)
+    shown = b.table(heads, rows, "steps of the shrinking")
+    servers = f"{b.count(finding.starts, 'server')}, {duration(finding.seconds)}"
+    return b.folded(f"{b.count(len(rows), 'step')}, {servers}", shown, open=len(rows) <= 12)
 
 
 def image_words(name: str, case: Case) -> str:
@@ -261,19 +241,19 @@ def image_words(name: str, case: Case) -> str:
     fields: dict[str, Any] = image.model_dump()
     size = fields.get("size")
     pixels = f"{size[0]} × {size[1]}" if size else ""
-    words = {
+    told = {
         "content": f"picture {str(fields.get('sha256', ''))[:12]}",
         "noise": f"noise, seed {fields.get('seed')}, {pixels}",
         "tiles": f"tiles, seed {fields.get('seed')}, {fields.get('rows')} rows × "
         f"{fields.get('columns')} columns",
         "solid": f"one colour {fields.get('colour')}, {pixels}",
-        "near": f"{fields.get('of')} with {count(fields.get('pixels') or 1, 'pixel')} changed",
+        "near": f"{fields.get('of')} with {b.count(fields.get('pixels') or 1, 'pixel')} changed",
         "resized": f"{fields.get('of')}, resized to {pixels}",
         "relayout": f"the tiles of {fields.get('of')} in {fields.get('rows')} rows × "
         f"{fields.get('columns')} columns",
         "collision": f"member {fields.get('member')} of the family {fields.get('family')}",
     }
-    return words[image.kind]
+    return told[image.kind]
 
 
 KIND: Final = Kind(

@@ -11,35 +11,10 @@ from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.case.model import ServerWanted
-from mmrepro.incident import StandIn
 from mmrepro.incident.replay import Finding, FindingClass, Fuzz, Rate, Replay
-from mmrepro.reports import incident as runs
-from mmrepro.reports.blocks import (
-    FRAMES,
-    Badge,
-    Block,
-    Facts,
-    Frame,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Span,
-    Stack,
-    Table,
-    Tone,
-    bullets,
-    code,
-    columns,
-    count,
-    link,
-    strong,
-    table,
-    toned,
-)
+from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import Line, steps
-from mmrepro.reports.words import FIDELITY_WORDS
 
 SCRIPT_FILE: Final = "reproduce.py"
 CLASS_WORDS: Final[dict[FindingClass, str]] = {
@@ -96,21 +71,21 @@ class Listed:
         return f"{self.folder}/{HTML_FILE}" if self.folder else ""
 
 
-def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> Badge:
+def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badge:
     """The verdict. ``nothing``: its note where there is no finding."""
     if made.state == "interrupted":
-        return Badge("Interrupted", "unsure", "what was found until then is kept")
+        return b.Badge("Interrupted", "unsure", "what was found until then is kept")
     if made.state == "failed":
-        return Badge("Failed", "bad", "this says nothing about the engine")
+        return b.Badge("Failed", "bad", "this says nothing about the engine")
     unknown = sum(f.confirmed and f.known is None for f in found)
     if unknown:
-        return Badge("Unknown failure", "bad", f"{unknown} confirmed on fresh servers")
+        return b.Badge("Unknown failure", "bad", f"{unknown} confirmed on fresh servers")
     if made.exit_code == 3:
-        return Badge("Unproven", "unsure", "observed, not repeated as often as asked for")
+        return b.Badge("Unproven", "unsure", "observed, not repeated as often as asked for")
     if found:
         names = ", ".join(dict.fromkeys(str(f.known) for f in found))
-        return Badge("Known", "good", f"only what is known: {names}")
-    return Badge("Nothing found", "good", nothing)
+        return b.Badge("Known", "good", f"only what is known: {names}")
+    return b.Badge("Nothing found", "good", nothing)
 
 
 def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
@@ -127,8 +102,12 @@ def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
         yield f"{once} observed once, not again"
 
 
-def next_commands(found: Sequence[Listed], folder: str) -> Iterator[tuple[str, str]]:
-    """What to do with the most serious finding. ``folder``: of the list; empty: this one."""
+def commands(
+    made: Replay | Fuzz, found: Sequence[Listed], folder: str
+) -> Iterator[tuple[str, str]]:
+    """What to do next, with the most serious finding. ``folder``: of the list; empty: this one."""
+    if made.state == "interrupted" and made.resume:
+        yield "to resume it", made.resume
     for one in worst_first([one for one in found if one.folder])[:1]:
         place = shlex.quote(str(Path(folder, one.folder)))
         if one.finding.finding_class is not FindingClass.START_FAILURE:
@@ -137,6 +116,7 @@ def next_commands(found: Sequence[Listed], folder: str) -> Iterator[tuple[str, s
             yield f"what is known about {one.id}", f"mmrepro show {one.finding.known}"
         else:
             yield f"to report {one.id} upstream", f"mmrepro report {place} --format issue"
+    yield "to repeat it", made.command
 
 
 def worst_first(found: Sequence[Listed]) -> list[Listed]:
@@ -149,58 +129,51 @@ def worst_first(found: Sequence[Listed]) -> list[Listed]:
     return sorted(found, key=rank)
 
 
-def card(found: Sequence[Listed]) -> Iterator[Block]:
+def card(found: Sequence[Listed]) -> Iterator[b.Block]:
     """The findings, and of the most serious one what was observed and where it stands."""
     if not found:
         return
     heads = ("finding:name", "class:name", "known as:name", "requests:number", "rate:name")
-    yield Table(
-        columns(*heads, "first after:number"),
-        [
-            Row(
-                (
-                    link(one.id, one.href),
-                    toned(one.finding.finding_class.value, tone(one.finding)),
-                    standing(one.finding),
-                    f"{one.finding.requests} of {one.finding.requests_before}",
-                    short_rate(one.finding.rate),
-                    "" if one.after is None else duration(one.after),
-                )
-            )
-            for one in found
-        ],
-        "findings",
-    )
+    rows = [
+        b.row(
+            b.link(one.id, one.href),
+            b.toned(one.finding.finding_class.value, tone(one.finding)),
+            standing(one.finding),
+            f"{one.finding.requests} of {one.finding.requests_before}",
+            short_rate(one.finding.rate),
+            "" if one.after is None else duration(one.after),
+        )
+        for one in found
+    ]
+    yield from b.table([*heads, "first after:number"], rows, "findings")
     worst = worst_first(found)[0]
-    yield Paragraph((strong(f"{worst.id}: "), runs.sentence(observation(worst.finding))))
-    yield Paragraph(f"Expected: {expected(worst.finding)}.")
+    yield b.p(b.strong(f"{worst.id}: "), words.sentence(observation(worst.finding)))
+    yield b.p(f"Expected: {expected(worst.finding)}.")
     if worst.finding.stack:
         yield stack(worst.finding)
 
 
-def findings_section(found: Sequence[Listed]) -> Section:
+def findings_section(found: Sequence[Listed]) -> b.Section:
     """What each finding is, in whole sentences."""
     rows = [
-        Row(
-            (
-                link(f"{one.id}: {CLASS_WORDS[one.finding.finding_class]}", one.href),
-                observation(one.finding),
-                expected(one.finding),
-                toned(standing(one.finding), tone(one.finding)),
-                requests_words(one.finding),
-                rate_words(one.finding.rate),
-                f"{duration(one.after)}, in episode {one.episode}" if one.after is not None else "",
-            ),
+        b.row(
+            b.link(f"{one.id}: {CLASS_WORDS[one.finding.finding_class]}", one.href),
+            observation(one.finding),
+            expected(one.finding),
+            b.toned(standing(one.finding), tone(one.finding)),
+            requests_words(one.finding),
+            rate_words(one.finding.rate),
+            f"{duration(one.after)}, in episode {one.episode}" if one.after is not None else "",
             status="known" if one.finding.known else "unknown",
         )
         for one in found
     ]
     heads = ("finding", "observed", "expected", "known as", "requests", "rate", "first after")
-    shown: list[Block] = [Table(columns(*heads), rows, "findings"), Paragraph(RATE_NOTE)]
-    return Section("Findings", shown if rows else [], 97)
+    shown = b.table(heads, rows, "findings")
+    return b.Section("Findings", [*shown, *[b.p(RATE_NOTE)] * bool(rows)], 97)
 
 
-def shrinking(found: Sequence[Listed]) -> list[Block]:
+def shrinking(found: Sequence[Listed]) -> list[b.Block]:
     """A chart of the requests left after each step."""
     lines = [
         Line(one.id, [*enumerate(requests_left(one.finding))]) for one in found if one.finding.steps
@@ -222,8 +195,8 @@ def shrinking(found: Sequence[Listed]) -> list[Block]:
         *("servers:number", "took:number", "nothing more to leave out:name"),
     )
     drawing = steps("Requests left", lines, "steps of the shrinking")
-    shown = table(heads, rows, "shrinking")
-    return [Picture(drawing, shown, "What a step left out stays out if the rest fails likewise.")
+    shown = b.table(heads, rows, "shrinking")
+    return [b.Picture(drawing, shown, "What a step left out stays out if the rest fails likewise.")
             ] if drawing else []  # fmt: skip
 
 
@@ -237,11 +210,11 @@ def requests_left(finding: Finding) -> list[int]:
 
 def context(
     made: Replay | Fuzz, own: Sequence[tuple[str, str]], limits: Sequence[str]
-) -> Iterator[Section]:
+) -> Iterator[b.Section]:
     """Limits, stand-ins and set-up. ``own``: rows of the set-up, between server and host."""
-    yield Section("Limits", bullets(list(limits)), 70)
-    yield Section("Stand-ins", stand_ins(made.stand_ins), 60)
-    host = made.host
+    yield b.Section("Limits", b.bullets(list(limits)), 70)
+    stand_ins = ((one, "") for one in made.stand_ins)
+    yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60)
     rows = [
         ("engine", server_name(made.server)),
         ("wheel", f"{made.wheel.filename}, {made.wheel.origin}" if made.wheel else ""),
@@ -250,18 +223,12 @@ def context(
         ("options of the server", shlex.join(made.server.args)),
         ("variables", ", ".join(f"{k}={v}" for k, v in made.server.env.items())),
         ("kept away by", made.server.mitigation),
-        ("fidelity", f"{made.fidelity}: {FIDELITY_WORDS[made.fidelity]}"),
+        ("fidelity", words.fidelity_words(made.fidelity)),
         ("start mode", made.start_mode),
         *own,
-        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
-        ("made by", f"mmrepro {made.mmrepro_version}"),
+        *words.made_on(made.host, made.mmrepro_version),
     ]
-    yield Section("Set-up", [Facts(rows), *runs.settings_table(made.settings)], 40)
-
-
-def stand_ins(given: Sequence[StandIn]) -> list[Block]:
-    rows = [(code(s.name), s.replaces, s.why) for s in given]
-    return table(["stand-in:name", "replaces", "why"], rows, "stand-ins")
+    yield b.Section("Set-up", [b.Facts(rows), *runs.settings_table(made.settings)], 40)
 
 
 # ------------------------------------------------------------------------------------- words
@@ -280,7 +247,7 @@ def standing(finding: Finding) -> str:
     return (known_name(finding) or "unknown") + " (not confirmed)" * (not finding.confirmed)
 
 
-def tone(finding: Finding) -> Tone:
+def tone(finding: Finding) -> b.Tone:
     if not finding.confirmed:
         return "unsure"
     return "soft" if finding.known else "bad"
@@ -293,19 +260,19 @@ def known_name(finding: Finding) -> str:
     return f"{finding.known} ({finding.known_variant})" if finding.known_variant else finding.known
 
 
-def known_words(finding: Finding) -> tuple[str | Span, ...]:
+def known_words(finding: Finding) -> tuple[str | b.Span, ...]:
     """Which known failure it is and why, or why it is none."""
     if not finding.known:
         why = finding.known_why or "no known scenario's signature fits"
-        return (runs.sentence(why[:1].upper() + why[1:]),)
-    why = f": {runs.sentence(finding.known_why)}" if finding.known_why else ""
-    return (code(known_name(finding)), why)
+        return (words.sentence(words.capital(why)),)
+    why = f": {words.sentence(finding.known_why)}" if finding.known_why else ""
+    return (b.code(known_name(finding)), why)
 
 
 def requests_words(finding: Finding) -> str:
     """``13 of 200 requests``, and whether fewer may do."""
-    words = f"{finding.requests} of {count(finding.requests_before, 'request')}"
-    return words if finding.shrunk else f"{words}, not shrunk to the end"
+    text = f"{finding.requests} of {b.count(finding.requests_before, 'request')}"
+    return text if finding.shrunk else f"{text}, not shrunk to the end"
 
 
 def rate_words(rate: Rate) -> str:
@@ -313,7 +280,7 @@ def rate_words(rate: Rate) -> str:
     if not rate.plays:
         return "not measured"
     return (
-        f"{rate.failed} of {count(rate.plays, 'attempt')} "
+        f"{rate.failed} of {b.count(rate.plays, 'attempt')} "
         f"({rate.confidence:.0%}: {rate.low:.0%} to {rate.high:.0%})"
     )
 
@@ -345,9 +312,9 @@ def request_result(finding: Finding, operation: str) -> str:
 _MESSAGE: Final = re.compile(r'"message": ?"((?:[^"\\]|\\.)*)')
 
 
-def stack(finding: Finding, most: int = FRAMES) -> Stack:
-    frames = [Frame(frame) for frame in finding.stack[:most]]
-    return Stack("where it stands, innermost first", frames)
+def stack(finding: Finding, most: int = b.FRAMES) -> b.Stack:
+    frames = [b.Frame(frame) for frame in finding.stack[:most]]
+    return b.Stack("where it stands, innermost first", frames)
 
 
 def times(table: dict[str, int]) -> str:

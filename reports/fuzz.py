@@ -7,30 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.incident.replay import FUZZ_FILE, FUZZ_VERSION, Episode, Fuzz, bucket_words
-from mmrepro.reports import findings, timeline
-from mmrepro.reports.blocks import (
-    Block,
-    Fence,
-    Page,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Table,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    table,
-)
-from mmrepro.reports.documents import Kind, load_document
+from mmrepro.reports import blocks as b, findings, timeline, words
+from mmrepro.reports.documents import kind
 from mmrepro.reports.svg import Line, steps
 
 ABSENT: Final = (
@@ -41,12 +23,7 @@ _NEW: Final = (
 )
 
 
-def load(place: Path) -> Fuzz:
-    """The session kept in ``place``. Raises BadIncident and says why."""
-    return load_document(place, FUZZ_FILE, Fuzz, "fuzz", FUZZ_VERSION)
-
-
-def compose(fuzz: Fuzz, folder: str = "") -> Page:
+def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     """The page. ``folder``: the session's, for its commands; empty: they are typed in it."""
     found = listed(fuzz)
     all_found = [one.finding for one in fuzz.found]
@@ -59,43 +36,44 @@ def compose(fuzz: Fuzz, folder: str = "") -> Page:
         for s in [one.sighting]
     ]
     learnt = [(one.name, str(one.tokens), one.source) for one in fuzz.learnt]
-    return Page(
+    return b.Page(
         title=f"Fuzzing of {where}",
         badge=findings.badge(fuzz, all_found, nothing),
         subject=f"fuzzing of {where}",
-        warning=Warning(fuzz.failure) if fuzz.failure else None,
-        card=[*findings.card(found), Paragraph(ABSENT)],
+        warning=b.Warning(fuzz.failure) if fuzz.failure else None,
+        card=[*findings.card(found), b.p(ABSENT)],
         counts=[
             *findings.counts(all_found, len(fuzz.once)),
-            count(len(fuzz.episodes), "episode"),
-            count(fuzz.requests, "request"),
-            count(fuzz.starts, "server"),
+            b.count(len(fuzz.episodes), "episode"),
+            b.count(fuzz.requests, "request"),
+            b.count(fuzz.starts, "server"),
             f"{duration(fuzz.elapsed_s)} of at most {duration(fuzz.budget_s)}",
         ],
-        commands=[*_commands(fuzz, folder)],
+        commands=[*findings.commands(fuzz, found, folder)],
         sections=[
-            Section("Coverage", [*_coverage(fuzz)], 90),
+            b.Section("Coverage", [*_coverage(fuzz)], 90),
             findings.findings_section(found),
-            Section(
+            b.Section(
                 "Observed once, not again",
-                table(["episode:number", "class:name", "observed", "expected"], once, "once"),
+                b.table(["episode:number", "class:name", "observed", "expected"], once, "once"),
                 85,
             ),
-            Section(
+            b.Section(
                 "What was learnt about the server",
-                table(["limit", "tokens:number", "source"], learnt, "limits of the server"),
+                b.table(["limit", "tokens:number", "source"], learnt, "limits of the server"),
                 65,
             ),
-            Section("Shrinking", findings.shrinking(found), 60),
-            Section("Episodes", _episodes(fuzz), 30),
-            Section("Counted", bullets([*_counted(fuzz)]), 50),
-            Section("What could not be judged", bullets(fuzz.unseen), 75),
+            b.Section("Shrinking", findings.shrinking(found), 60),
+            b.Section("Episodes", _episodes(fuzz), 30),
+            b.Section("Counted", b.bullets([*_counted(fuzz)]), 50),
+            b.Section("What could not be judged", b.bullets(fuzz.unseen), 75),
             *findings.context(fuzz, _setup(fuzz), fuzz.limits),
         ],
-        footer=(
-            f"Fuzzing session {fuzz.id}, {fuzz.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            code(FUZZ_FILE),
-            "; the replay that pursued a finding has a folder of its own.",
+        footer=words.footer(
+            f"Fuzzing session {fuzz.id}",
+            fuzz.created,
+            FUZZ_FILE,
+            "the replay that pursued a finding has a folder of its own",
         ),
     )
 
@@ -107,14 +85,7 @@ def listed(fuzz: Fuzz) -> list[findings.Listed]:
     ]
 
 
-def _commands(fuzz: Fuzz, folder: str) -> Iterator[tuple[str, str]]:
-    if fuzz.state == "interrupted" and fuzz.resume:
-        yield "to resume it", fuzz.resume
-    yield from findings.next_commands(listed(fuzz), folder)
-    yield "to repeat it", fuzz.command
-
-
-def _coverage(fuzz: Fuzz) -> Iterator[Block]:
+def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
     """New observations an episode, added up in the order in which the episodes ended."""
     sums = [*accumulate((episode.new for episode in fuzz.episodes), initial=0)]
     place = {episode.number: n for n, episode in enumerate(fuzz.episodes, 1)}
@@ -125,29 +96,27 @@ def _coverage(fuzz: Fuzz) -> Iterator[Block]:
         return
     last = max((n for n, episode in enumerate(fuzz.episodes, 1) if episode.new), default=0)
     idle = len(fuzz.episodes) - last
-    text = f"{sums[-1]:,} different observations in {count(len(fuzz.episodes), 'episode')}; "
-    text += f"the last {count(idle, 'episode')} showed nothing new." if idle else (
+    text = f"{sums[-1]:,} different observations in {b.count(len(fuzz.episodes), 'episode')}; "
+    text += f"the last {b.count(idle, 'episode')} showed nothing new." if idle else (
         "the last episode still showed something new."
     )  # fmt: skip
-    yield Paragraph(text)
+    yield b.p(text)
     points = [(float(n), float(min(total, 10**9))) for n, total in enumerate(sums)]
-    yield Picture(drawing, [Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}.")
+    yield b.Picture(drawing, [b.Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}.")
 
 
-def _episodes(fuzz: Fuzz) -> list[Block]:
+def _episodes(fuzz: Fuzz) -> list[b.Block]:
     rows = [
-        Row(
-            (
-                str(one.number),
-                one.kind,
-                one.origin,
-                ", ".join(one.switches),
-                str(one.requests),
-                _answers(one),
-                str(one.new),
-                bucket_words(one.buckets),
-                duration(one.seconds),
-            ),
+        b.row(
+            str(one.number),
+            one.kind,
+            one.origin,
+            ", ".join(one.switches),
+            str(one.requests),
+            _answers(one),
+            str(one.new),
+            bucket_words(one.buckets),
+            duration(one.seconds),
             status="objection" if one.buckets else "none",
         )
         for one in fuzz.episodes
@@ -156,8 +125,7 @@ def _episodes(fuzz: Fuzz) -> list[Block]:
         *("episode:number", "kind:name", "origin", "switches", "requests:number", "answers"),
         *("new:number", "showed", "took:number"),
     )
-    shown: list[Block] = [Table(columns(*heads), rows, "episodes")] if rows else []
-    return folded(count(len(rows), "episode"), shown, open=len(rows) <= 12)
+    return b.counted("episode", heads, rows)
 
 
 def _answers(episode: Episode) -> str:
@@ -185,11 +153,6 @@ def _setup(fuzz: Fuzz) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = Kind(
-    "a fuzzing session",
-    ("fuzz.md", "fuzz.html"),
-    load,
-    compose,
-    lambda fuzz: fuzz,
-    file=FUZZ_FILE,
+KIND: Final = kind(
+    "fuzz", FUZZ_FILE, Fuzz, FUZZ_VERSION, compose, compose_at=compose, name="a fuzzing session"
 )

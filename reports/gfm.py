@@ -22,16 +22,12 @@ _CELL: Final = 400
 
 def text(value: str, limit: int = 2000) -> str:
     """Prose on one line: nothing in it is read as Markdown or HTML."""
-    return _escape(one_line(value, limit))
+    return _EMPHASIS.sub(r"\\_", one_line(value, limit).translate(_TEXT))
 
 
 def paragraph(value: str, limit: int = 4000) -> str:
     """``text`` at the start of a line, where ``1.`` or ``#`` would begin a block."""
     return escape_start(text(value, limit))
-
-
-def _escape(line: str) -> str:
-    return _EMPHASIS.sub(r"\\_", line.translate(_TEXT))
 
 
 def escape_start(escaped: str) -> str:
@@ -40,22 +36,6 @@ def escape_start(escaped: str) -> str:
     if number:
         return f"{number[0]}\\{escaped[number.end() :]}"
     return f"\\{escaped}" if escaped[:1] in ("-", "+", "=", "#") else escaped
-
-
-def prose(value: str, limit: int = 4000) -> str:
-    """``paragraph`` in which names between single backticks stay code."""
-    line = one_line(value, limit)
-    pieces = line.split("`")
-    if len(pieces) % 2 == 0 or not all(name.strip() for name in pieces[1::2]):
-        return paragraph(line, limit)
-    return "".join(
-        code(piece, limit)
-        if number % 2
-        else escape_start(_escape(piece))
-        if not number
-        else _escape(piece)
-        for number, piece in enumerate(pieces)
-    )
 
 
 def code(value: str, limit: int = _CELL) -> str:
@@ -93,22 +73,3 @@ def fence(value: str, language: str = "text", max_lines: int = 80, max_width: in
 def details(title: str, body: str) -> str:
     """A foldable part; ``title`` is escaped already."""
     return f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>"
-
-
-def link(label: str, url: str) -> str:
-    """A link, or just its label when the address is not plain http(s)."""
-    if not is_web_address(url):
-        return paragraph(label)
-    return f"[{text(label)}](<{url}>)"
-
-
-def is_web_address(url: str) -> bool:
-    return re.fullmatch(r"https?://[A-Za-z0-9._~:/?#@!$&'()*+,;=%-]{1,2000}", url) is not None
-
-
-def evidence_href(path: str) -> str:
-    """Relative address of a file below ``evidence/``; empty unless it is plainly there."""
-    path = path.removeprefix("evidence/")
-    if not re.fullmatch(r"[A-Za-z0-9._/-]{1,400}", path) or path.startswith("/"):
-        return ""
-    return "" if ".." in path.split("/") else f"evidence/{path}"

@@ -17,9 +17,9 @@ from mmrepro.history.quarantine import Entry
 from mmrepro.history.states import VERDICTS, Settled, State
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.records import Fidelity
-from mmrepro.reports.blocks import Block, Row as TableRow, Table, Tone, columns, count, slug
-from mmrepro.reports.svg import text
-from mmrepro.reports.words import OUTCOME_WORDS, sane
+from mmrepro.reports import words
+from mmrepro.reports.blocks import Block, Row as TableRow, Tone, count, slug, table
+from mmrepro.reports.svg import circle, path, rect, tag, text
 from mmrepro.signature import Outcome
 from mmrepro.text.sanitize import one_line
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -153,7 +153,7 @@ class Square:
 
     @property
     def seconds(self) -> float:
-        return sum(a.seconds for a in self.attempts if sane(a.seconds))
+        return sum(a.seconds for a in self.attempts if words.sane(a.seconds))
 
     @property
     def mark(self) -> str:
@@ -186,7 +186,7 @@ class Square:
             return "nothing was expected"
         if self.settled.as_expected:
             return "as expected"
-        return f"expected: {OUTCOME_WORDS[self.expected].lower()}"
+        return f"expected: {words.outcome(self.expected)}"
 
     @property
     def why(self) -> str:
@@ -220,9 +220,7 @@ class Square:
 
 
 def outcome_words(attempt: Attempt) -> str:
-    if attempt.outcome is not None:
-        return OUTCOME_WORDS[attempt.outcome].lower()
-    return f"lost ({attempt.lost})" if attempt.lost else "lost"
+    return words.attempt(attempt, "lost")
 
 
 def report_href(attempt: Attempt | None) -> str:
@@ -313,7 +311,7 @@ class Grid:
 
     def table(self) -> list[Block]:
         """The picture in words: one line a row, by ranges of releases, which fit any width."""
-        heads = columns(
+        heads = (
             *("scenario:name", "declared:name", "what came out, oldest release first:name"),
             *("fidelity:name", "took:number"),
         )
@@ -330,7 +328,7 @@ class Grid:
             )
             for row in self.rows
         ]
-        return [Table(heads, rows, f"{self.engine}: scenarios by release")]
+        return table(heads, rows, f"{self.engine}: scenarios by release")
 
 
 def grids_of(squares: Iterable[Square]) -> list[Grid]:
@@ -354,8 +352,6 @@ def grids_of(squares: Iterable[Square]) -> list[Grid]:
 
 STACK: Final = (*(s for s in State if s is not State.NOT_REPRODUCED), State.NOT_REPRODUCED)
 """The states in a bar, from its top: what is good is its ground."""
-_H: Final = Markup
-_TREND: Final = "<tr><td>{}</td>" + 3 * '<td class="tight">{}</td>' + "<td>{}</td></tr>\n"
 
 
 def drawing(
@@ -369,35 +365,30 @@ def drawing(
         href: address of a run's report; empty: there is none.
         new: engine and release of what is run for the first time.
     """
-    return _H('<div class="grids" data-filter="">{}</div>').format(
-        _join(_engine(grid, href, new) for grid in grids)
-    )
+    engines = (_engine(grid, href, new) for grid in grids)
+    return tag("div", *engines, cls="grids", data_filter=True)
 
 
 def _engine(
     grid: Grid, href: Callable[[Attempt | None], str], new: Collection[tuple[str, str]]
 ) -> Markup:
-    name = one_line(grid.engine, 60)
-    heads = _join(
-        _H('<th scope="col"{}><span class="v">{}</span></th>').format(
-            _H(' class="new"') if fresh else "",
-            one_line(column.label, 40) + " new" * fresh,
-        )
-        for column in grid.columns
-        for fresh in [(grid.engine, column.release) in new]
-    )
-    return _H(
-        '<div class="engine" data-holds=""><h3>{} <span class="soft">{}, oldest first</span></h3>'
-        '<div class="gridbox" tabindex="0" role="region" aria-label="{}: scenarios by release">'
-        '<table class="grid{}"><thead><tr><th class="row" scope="col">scenario</th>{}</tr></thead>'
-        "<tbody>{}</tbody></table></div></div>\n"
-    ).format(
-        name,
-        count(len(grid.columns), "release"),
-        name,
-        " small" if len(grid.columns) > 24 else "",
-        heads,
-        _join(_line(grid, row, href) for row in grid.rows),
+    name, size = one_line(grid.engine, 60), count(len(grid.columns), "release")
+    heads = [tag("th", "scenario", cls="row", scope="col")]
+    for column in grid.columns:
+        fresh = (grid.engine, column.release) in new
+        label = tag("span", one_line(column.label, 40) + " new" * fresh, cls="v")
+        heads.append(tag("th", label, scope="col", cls="new" * fresh))
+    rows = (_line(grid, row, href) for row in grid.rows)
+    small = " small" * (len(grid.columns) > 24)
+    drawn = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), cls=f"grid{small}")
+    region = f"{name}: scenarios by release"
+    return tag(
+        "div",
+        tag("h3", f"{name} ", tag("span", f"{size}, oldest first", cls="soft")),
+        tag("div", drawn, cls="gridbox", tabindex=0, role="region", aria_label=region),
+        "\n",
+        cls="engine",
+        data_holds=True,
     )
 
 
@@ -406,21 +397,15 @@ def _line(grid: Grid, row: Row, href: Callable[[Attempt | None], str]) -> Markup
     affected, title = row.planned.affected, one_line(row.planned.title, 120)
     facts = [f"affected {affected}" if affected else "no range declared", row.fidelity or ""]
     facts += ["GPU"] if row.planned.cell.device == "cuda" else []
-    tds = []
+    what = tag("span", f"{title} · ", cls="what") if title else ""
+    small = tag("small", what, one_line(" · ".join(filter(None, facts)), 160))
+    cells = [tag("th", one_line(row.name, 160), small, cls="row", scope="row")]
     for column in grid.columns:
         square = row.squares.get(column)
         inner = _square(square, row, href(square.deciding)) if square else ""
-        kind = _H(' class="{}"').format(band[column]) if column in band else ""
-        tds.append(_H("<td{}>{}</td>").format(kind, inner))
-    return _H(
-        '<tr data-holds=""{}><th class="row" scope="row">{}<small>{}{}</small></th>{}</tr>\n'
-    ).format(
-        _H(' class="mitigated"') if row.planned.cell.mitigations else "",
-        one_line(row.name, 160),
-        _H('<span class="what">{} · </span>').format(title) if title else "",
-        one_line(" · ".join(filter(None, facts)), 160),
-        _join(tds),
-    )
+        cells.append(tag("td", inner, cls=band.get(column)))
+    mitigated = "mitigated" if row.planned.cell.mitigations else ""
+    return tag("tr", *cells, "\n", data_holds=True, cls=mitigated)
 
 
 def _square(square: Square, row: Row, href: str) -> Markup:
@@ -428,29 +413,24 @@ def _square(square: Square, row: Row, href: str) -> Markup:
     odd = letters(fidelity) if fidelity and fidelity != row.fidelity else ""
     mark, _, sign = square.mark.partition(" ")
     small = (sign if sign == "!" else "") + odd
-    return _H(
-        '<{} id="{}" class="{}" title="{}" data-status="{}" data-group="{}"{}>{}{}</{}>'
-    ).format(
-        tag := "a" if href else "span",
-        square.anchor,
-        _classes(square),
-        one_line(square.title, 500),
-        LOOKS[square.state].word,
-        one_line(square.cell.engine, 60),
-        _H(' href="{}"').format(href) if href else "",
+    return tag(
+        "a" if href else "span",
         mark,
-        _H("<small>{}</small>").format(small) if small else "",
-        tag,
+        tag("small", small) if small else "",
+        id=square.anchor,
+        cls=_classes(square),
+        title=one_line(square.title, 500),
+        data_status=LOOKS[square.state].word,
+        data_group=one_line(square.cell.engine, 60),
+        href=href,
     )
 
 
 def _classes(square: Square) -> str:
     """State by colour, letter and shape; solid: not as expected; hatched: in quarantine."""
-    names = ["sq", square.state.value]
-    names += ["loud"] if square.standing in (Standing.SURPRISE, Standing.FLAKY) else []
-    names += ["hatched"] if square.quarantine is not None else []
-    names += ["changed"] if square.events else []
-    return " ".join(names)
+    loud = square.standing in (Standing.SURPRISE, Standing.FLAKY)
+    marks = {"loud": loud, "hatched": square.quarantine is not None, "changed": square.events}
+    return " ".join(["sq", square.state.value, *(name for name in marks if marks[name])])
 
 
 def legend(squares: Sequence[Square]) -> Markup:
@@ -470,12 +450,10 @@ def legend(squares: Sequence[Square]) -> Markup:
         ("sq reproduced hatched", "✘", "hatched", "in quarantine: it runs, and turns nothing red"),
     ]  # fmt: skip
     items = (
-        _H('<div><dt><span class="{}">{}</span></dt><dd><strong>{}</strong>: {}</dd></div>').format(
-            *one
-        )
-        for one in [*states, *others]
+        tag("div", tag("dt", tag("span", sign, cls=cls)), tag("dd", tag("strong", word), f": {of}"))
+        for cls, sign, word, of in [*states, *others]
     )
-    return _H('<dl class="legend">{}</dl>').format(_join(items))
+    return tag("dl", *items, cls="legend")
 
 
 def chart(trend: Sequence[Point], *, small: bool = False) -> Markup:
@@ -491,17 +469,17 @@ def chart(trend: Sequence[Point], *, small: bool = False) -> Markup:
         middle, odd = x + wide / 2, point.surprises
         parts = _stack(point, x, wide, y, tall, top)
         if small and not point.total:
-            parts.append(_H('<rect class="none" x="{}" y="26" width="12" height="2"/>').format(x))
+            parts.append(rect("none", x, 26, 12, 2))
         if small and odd:
-            parts.append(_H('<circle class="dot" cx="{}" cy="3" r="2.5"/>').format(middle))
+            parts.append(circle("dot", middle, 3, 2.5))
         if not small:
             parts += [
                 text(middle, 14, f"{odd} !" if odd else "–", "odd" if odd else "tick"),
                 text(middle, 148, one_line(point.night, 60)[-10:], "tick"),
                 text(middle, 164, duration(point.seconds), "tick"),
             ]
-        title = f"{one_line(point.night, 60)}: {point.text}"
-        groups.append(_H("<g><title>{}</title>{}</g>").format(title, _join(parts)))
+        title = tag("title", f"{one_line(point.night, 60)}: {point.text}")
+        groups.append(tag("g", title, *parts))
     return _svg("strip" if small else "bars", trend, wide + gap, 28 if small else 172, groups)
 
 
@@ -511,36 +489,37 @@ def pace(trend: Sequence[Point]) -> Markup:
     if len(known) < 2:
         return Markup()
     top = max(seconds for _, seconds in known)
-    path = "L".join(f"{n * 14 + 7} {25 - 21 * seconds / top:.1f}" for n, seconds in known)
-    return _svg("strip", trend, 14, 28, [_H('<path class="pace" d="M{}"/>').format(path)])
+    d = "L".join(f"{n * 14 + 7} {25 - 21 * seconds / top:.1f}" for n, seconds in known)
+    return _svg("strip", trend, 14, 28, [path("pace", f"M{d}")])
 
 
 def trends(grids: Sequence[Grid]) -> Markup:
     """Each row's strip, its durations, and this nightly run in words."""
-    rows = _join(
-        _H(_TREND).format(
-            one_line(row.name, 160),
-            one_line(grid.engine, 60),
-            chart(row.trend, small=True),
-            pace(row.trend),
-            row.trend[-1].text,
+    rows = (
+        tag(
+            "tr",
+            tag("td", one_line(row.name, 160)),
+            tag("td", one_line(grid.engine, 60), cls="tight"),
+            tag("td", chart(row.trend, small=True), cls="tight"),
+            tag("td", pace(row.trend), cls="tight"),
+            tag("td", row.trend[-1].text),
         )
         for grid in grids
         for row in grid.rows
     )
     heads = ("scenario", "engine", "nightly runs", "durations", "this nightly run")
-    head = _join(_H('<th scope="col">{}</th>').format(name) for name in heads)
-    return _H("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, rows)
+    head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in heads)))
+    return tag("table", head, tag("tbody", *rows))
 
 
 def _svg(
     kind: str, trend: Sequence[Point], step: int, height: int, body: Iterable[Markup]
 ) -> Markup:
     label = ". ".join(f"{one_line(p.night, 60)}: {p.text}" for p in trend)
-    return _H(
-        '<svg class="{0}" width="{1}" height="{2}" viewBox="0 0 {1} {2}" role="img" '
-        'aria-label="Oldest first. {3}">{4}</svg>'
-    ).format(kind, max(len(trend) * step, 1), height, label, _join(body))
+    size = {"width": max(len(trend) * step, 1), "height": height}
+    box = "0 0 {width} {height}".format(**size)
+    label = f"Oldest first. {label}"
+    return tag("svg", *body, cls=kind, **size, viewBox=box, role="img", aria_label=label)
 
 
 def _stack(point: Point, x: float, width: float, y: float, height: float, top: int) -> list[Markup]:
@@ -548,18 +527,10 @@ def _stack(point: Point, x: float, width: float, y: float, height: float, top: i
     for state in STACK:
         tall = height * point.counts[state] / top
         if tall > 0:
-            parts.append(
-                _H('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
-                    state.value, x, at, width, max(tall - 0.7, 0.4)
-                )
-            )
+            parts.append(rect(state.value, x, at, width, max(tall - 0.7, 0.4)))
         # A letter where it fits: colour alone is nothing to some readers.
         if width > 20 and tall >= 15:
             label = f"{LOOKS[state].mark} {point.counts[state]}"
             parts.append(text(x + width / 2, at + tall / 2 + 4, label, f"in {state.value}"))
         at += tall
     return parts
-
-
-def _join(parts: Iterable[Markup]) -> Markup:
-    return _H("").join(parts)

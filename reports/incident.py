@@ -2,111 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration, size
-from mmrepro.evidence import ReproducerResult
 from mmrepro.incident import (
     INCIDENT_FILE,
     SCHEMA_VERSION,
-    ClaimResult,
     ClaimStatus,
     Incident,
     KeyStack,
-    MitigationFacts,
     StandIn,
 )
 from mmrepro.incident.model import collision_probability
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import ProcessesData
 from mmrepro.records import HostFacts, Setting
-from mmrepro.reports import timeline
-from mmrepro.reports.blocks import (
-    FRAMES,
-    Badge,
-    Block,
-    Facts,
-    Fence,
-    Frame,
-    Heading,
-    Inline,
-    Page,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Sides,
-    Stack,
-    Table,
-    Warning,
-    bullets,
-    code,
-    codes,
-    columns,
-    count,
-    folded,
-    link,
-    prose,
-    slug,
-    strong,
-    table,
-    toned,
-)
-from mmrepro.reports.bundle_file import is_bundle, read_incident
-from mmrepro.reports.documents import (
-    HTML_FILE,
-    MARKDOWN_FILE,
-    Kind,
-    load_document,
-    read_document,
-)
-from mmrepro.reports.junit import Case, How, Suite
-from mmrepro.reports.words import (
-    ABNORMAL_TONES,
-    CLAIM_MARKS,
-    CLAIM_TONES,
-    CLAIM_WORDS,
-    FIDELITY_WORDS,
-    OUTCOME_SENTENCES,
-    OUTCOME_WORDS,
-    TRUTH_MARKS,
-    TRUTH_TONES,
-    TRUTH_WORDS,
-    abnormal_words,
-    effective_words,
-    part_words,
-    sane,
-    span,
-)
+from mmrepro.reports import blocks as b, timeline, words
+from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Case, How, Suite, kind
 from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OPEN_LINES: Final = 15
 """Of the timeline, which are shown unfolded."""
 
 
-def load(directory: Path | str) -> Incident:
-    """The incident kept in ``directory``, in its ``incident.json``, or in a bundle.
-
-    Raises:
-        BadIncident: there is none, or it cannot be read; the message says which and why.
-    """
-    directory = Path(directory)
-    if is_bundle(directory):
-        data = read_incident(directory)
-        return read_document(data, directory, Incident, "incident", SCHEMA_VERSION)
-    return load_document(directory, INCIDENT_FILE, Incident, "incident", SCHEMA_VERSION)
-
-
-def compose(incident: Incident) -> Page:
+def compose(incident: Incident) -> b.Page:
     """The page of a run, or of a diagnosis."""
     if incident.diagnosis is not None:
         from mmrepro.reports.diagnosis import compose_diagnosis
 
         return compose_diagnosis(incident, incident.diagnosis)
-    return Page(
+    return b.Page(
         title=title(incident),
         badge=badge(incident),
         subject=f"{incident.scenario.name} on {engine_name(incident)}, "
@@ -118,145 +44,127 @@ def compose(incident: Incident) -> Page:
         sections=[
             *what_happened(incident),
             *_claims(incident),
-            Section("Mitigations", _mitigations(incident), 70),
+            b.Section("Mitigations", _mitigations(incident), 70),
             *context(incident),
         ],
         footer=footer(incident),
     )
 
 
-def warning(incident: Incident) -> Warning | None:
+def warning(incident: Incident) -> b.Warning | None:
     note = partial_note(incident)
-    return Warning(note, incident.failure_detail) if note else None
+    return b.Warning(note, incident.failure_detail) if note else None
 
 
-def footer(incident: Incident) -> Inline:
-    return (
-        f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by mmrepro "
-        f"{incident.mmrepro_version} from ",
-        code("incident.json"),
-        "; the raw evidence lies in ",
-        code("evidence/"),
-        " beside it.",
-    )
+def footer(incident: Incident) -> b.Inline:
+    made = f"UTC, made by mmrepro {incident.mmrepro_version} from "
+    name = f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} {made}"
+    beside = "; the raw evidence lies in "
+    return (name, b.code("incident.json"), beside, b.code("evidence/"), " beside it.")
 
 
-def _card(incident: Incident) -> Iterator[Block]:
+def _card(incident: Incident) -> Iterator[b.Block]:
     if text := outcome(incident):
-        yield Paragraph(text)
+        yield b.p(text)
     reproduced = bool(incident.verdict) and incident.outcome is Outcome.REPRODUCED
-    yield Paragraph(prose(sentence(incident.scenario.summary)))
+    yield b.p(b.prose(words.sentence(incident.scenario.summary)))
     if incident.key_stack:
         yield stack(incident.key_stack, short=True)
     if incident.verdict is not None and incident.scenario.affected:
-        known = [f"Affected releases: {incident.scenario.affected}"]
-        helps = next((m for m in incident.mitigations if not m.hides), None)
-        if helps and reproduced:
-            yield Paragraph((*known, "; workaround ", code(helps.name), f": {helps.description}"))
-        else:
-            yield Paragraph(known[0])
+        known = f"Affected releases: {incident.scenario.affected}"
+        helps = next((m for m in incident.mitigations if not m.hides and reproduced), None)
+        how = ("; workaround ", b.code(helps.name), f": {helps.description}") if helps else ""
+        yield b.p(known, how)
     if incident.left_behind:
-        yield Paragraph(f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", "bad")
+        yield b.p(f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", tone="bad")
 
 
 def counts(incident: Incident) -> Iterator[str]:
     """Conditions and claims, in numbers."""
     if text := condition_count(incident):
         yield text
-    found = Counter(claim.status for claim in incident.claims)
-    for status in ClaimStatus:
-        if found[status]:
-            word = "claim" if found[status] == 1 else "claims"
-            yield f"{found[status]} {word} {CLAIM_WORDS[status]}"
+    yield from words.claim_counts(incident.claims, "claim", "claims")
 
 
 def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
     yield "to repeat it", incident.command
     if incident.server is not None:
-        yield (
-            f"the server still runs at {incident.server.url}; to end it",
-            f"kill {incident.server.pid}",
-        )
+        why = f"the server still runs at {incident.server.url}; to end it"
+        yield why, f"kill {incident.server.pid}"
 
 
 # ------------------------------------------------------------------------------- what happened
 
 
-def what_happened(incident: Incident) -> Iterator[Section]:
+def what_happened(incident: Incident) -> Iterator[b.Section]:
     """The sections on what the run saw, the timeline first."""
-    yield Section("Timeline", [*_timeline(incident)], 50)
-    yield Section("Symptom", _symptoms(incident), 90)
-    yield Section("Side by side", [*_exhibits(incident)], 88)
+    yield b.Section("Timeline", [*_timeline(incident)], 50)
+    yield b.Section("Symptom", _symptoms(incident), 90)
+    yield b.Section("Side by side", [*_exhibits(incident)], 88)
     if incident.verdict:
-        yield Section("Conditions", [*_conditions(incident)], 94)
+        yield b.Section("Conditions", [*_conditions(incident)], 94)
     if incident.key_stack:
-        yield Section("The stack that matters", [*_stack(incident.key_stack)], 95)
-    yield Section("Log", _logs(incident), 60)
-    yield Section(cause_heading(incident), _root_cause(incident), 80)
-    yield Section("Minimal reproducers", _reproducers(incident), 78)
+        yield b.Section("The stack that matters", [*_stack(incident.key_stack)], 95)
+    yield b.Section("Log", _logs(incident), 60)
+    yield b.Section(cause_heading(incident), _root_cause(incident), 80)
+    yield b.Section("Minimal reproducers", _reproducers(incident), 78)
 
 
-def _timeline(incident: Incident) -> Iterator[Block]:
+def _timeline(incident: Incident) -> Iterator[b.Block]:
     from mmrepro.reports.picture import axis_of, picture
 
     lines = timeline.lines(incident)
     drawing = picture(incident)
     if drawing:
-        yield Picture(drawing, timeline.sparks(incident), "", axis_of(incident))
+        yield b.Picture(drawing, timeline.sparks(incident), "", axis_of(incident))
     loud = [line for line in lines if line.level != "info"]
     if len(lines) > OPEN_LINES and loud:
         yield from _timed(loud[:12], "lines that report trouble")
-    yield from folded(
+    yield from b.folded(
         f"All {len(lines)} lines" if lines else "",
         _timed(lines, "all that happened"),
         open=len(lines) <= OPEN_LINES,
     )
 
 
-def _timed(lines: Sequence[timeline.Line], caption: str) -> list[Block]:
-    tones = {"info": "", "warning": "unsure", "error": "bad"}
+def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
+    tones: dict[str, b.Tone] = {"info": "", "warning": "unsure", "error": "bad"}
     rows = [
-        Row(
-            (f"{line.at:+.2f} s", line.phase, line.source, line.text),
-            tone=tones[line.level],  # type: ignore[arg-type]
+        b.row(
+            f"{line.at:+.2f} s",
+            line.phase,
+            line.source,
+            line.text,
+            tone=tones[line.level],
             status=line.level,
             at=line.at,
         )
         for line in lines
     ]
-    heads = columns("time:number", "phase:name", "source:name", "what")
-    return [Table(heads, rows, caption)] if rows else []
+    return b.table(["time:number", "phase:name", "source:name", "what"], rows, caption)
 
 
-def _symptoms(incident: Incident) -> list[Block]:
-    rows = [
-        Row(
-            (
-                row.check,
-                strong(row.observed, ABNORMAL_TONES[row.abnormal]),
-                row.healthy,
-                row.reported,
-                abnormal_words(row.abnormal),
-            ),
-            status="abnormal" if row.abnormal else "",
-        )
-        for row in incident.symptoms[:200]
-    ]
-    heads = columns("check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name")
-    return [Table(heads, rows, "symptoms")] if rows else []
+def _symptoms(incident: Incident) -> list[b.Block]:
+    rows = []
+    for row in incident.symptoms[:200]:
+        answer, state, tone = words.ABNORMAL[row.abnormal]
+        cells = (row.check, b.strong(row.observed, tone), row.healthy, row.reported, answer)
+        rows.append(b.row(*cells, status=state))
+    heads = ("check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name")
+    return b.table(heads, rows, "symptoms")
 
 
-def _exhibits(incident: Incident) -> Iterator[Block]:
+def _exhibits(incident: Incident) -> Iterator[b.Block]:
     from mmrepro.reports.exhibits import exhibits
 
     for exhibit, drawn, curve in exhibits(incident):
-        yield Heading(exhibit.title)
+        yield b.Heading(exhibit.title)
         if exhibit.note:
-            yield Paragraph(prose(exhibit.note))
+            yield b.p(b.prose(exhibit.note))
         rows = [
             (
                 shown.caption,
-                code(f"evidence/{shown.file}") if shown.file else "",
+                b.code(f"evidence/{shown.file}") if shown.file else "",
                 shown.text,
                 "; ".join(f"{name} {value}" for name, value in shown.facts.items()),
             )
@@ -264,275 +172,248 @@ def _exhibits(incident: Incident) -> Iterator[Block]:
         ]
         if rows:
             pictures = [(pixels, one.caption, one.text, one.facts) for one, pixels in drawn]
-            yield Sides(pictures, table(["", "image", "answer", "facts"], rows))
+            yield b.Sides(pictures, b.table(["", "image", "answer", "facts"], rows))
         if exhibit.birthday is not None:
             given = exhibit.birthday
             marks = [
-                (f"{p.images:,}", collision_share(p.images, given.bits), p.label)
+                (f"{p.images:,}", f"{collision_probability(p.images, given.bits):.1%}", p.label)
                 for p in (*given.pools, *given.seen)[:40]
+                if p.images >= 0
             ]
             heads = ["images:number", "chance of a collision:number", ""]
-            yield Picture(curve, table(heads, marks))
+            yield b.Picture(curve, b.table(heads, marks))
 
 
-def stack(given: KeyStack, *, short: bool = False) -> Stack:
+def stack(given: KeyStack, *, short: bool = False) -> b.Stack:
     """``short``: the innermost frames alone, without their locals."""
-    state = ("active" if given.active else "idle") + ("+gil" if given.owns_gil else "")
+    state = ("active" if given.active else "idle") + "+gil" * given.owns_gil
     frames = [
-        Frame(f.function, f.file, f.line, {} if short else f.locals)
-        for f in given.frames[: FRAMES if short else None]
+        b.Frame(f.function, f.file, f.line, {} if short else f.locals)
+        for f in given.frames[: b.FRAMES if short else None]
     ]
     seen = f"{given.seen} of {given.samples} samples"
-    return Stack(f"{given.process}, thread {given.thread} ({state}), {seen}", frames)
+    return b.Stack(f"{given.process}, thread {given.thread} ({state}), {seen}", frames)
 
 
-def _stack(given: KeyStack) -> Iterator[Block]:
+def _stack(given: KeyStack) -> Iterator[b.Block]:
     seen = f"{given.seen} of {given.samples}"
-    text = (strong(seen), " samples of ", code(given.process), " show it, innermost call first. ")
-    yield Paragraph((*text, *prose(given.note)))
-    yield from folded(f"{len(given.frames)} frames with their locals", [stack(given)])
+    text = (
+        b.strong(seen),
+        " samples of ",
+        b.code(given.process),
+        " show it, innermost call first. ",
+    )
+    yield b.p(text, b.prose(given.note))
+    yield from b.folded(f"{len(given.frames)} frames with their locals", [stack(given)])
 
 
-def _conditions(incident: Incident) -> Iterator[Block]:
+def _conditions(incident: Incident) -> Iterator[b.Block]:
     assert incident.verdict is not None
     text = condition_count(incident) + ". " if condition_count(incident) else ""
-    yield Paragraph(text + sentence(incident.verdict.explanation))
+    yield b.p(text + words.sentence(incident.verdict.explanation))
     yield from condition_tables(incident.verdict.conditions)
 
 
-def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iterator[Block]:
+def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iterator[b.Block]:
     """Those that are open, then those that are met, folded. ``prefix``: of their anchors."""
     for met in (False, True):
         some = [c for c in given if (c.truth is Truth.MET) is met]
         rows = [
-            Row(
-                (
-                    toned(f"{TRUTH_MARKS[c.truth]} {TRUTH_WORDS[c.truth]}", TRUTH_TONES[c.truth]),
-                    c.observed,
-                    (c.statement, " ", code(c.id)),
-                    part_words(c),
-                    codes(f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]),
-                ),
+            b.row(
+                b.toned(*words.TRUTHS[c.truth]),
+                c.observed,
+                (c.statement, " ", b.code(c.id)),
+                words.part_words(c),
+                b.codes(f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]),
                 status=c.truth.value,
-                anchor=slug(f"condition-{prefix}{c.id}"),
+                anchor=b.slug(f"condition-{prefix}{c.id}"),
             )
             for c in some
         ]
-        heads = columns("truth:name", "observed", "condition", "part", "evidence")
-        shown: list[Block] = [Table(heads, rows, "conditions")] if rows else []
-        word = "condition" if len(rows) == 1 else "conditions"
-        yield from folded(f"{len(rows)} {word} met", shown) if met else shown
+        heads = ("truth:name", "observed", "condition", "part", "evidence")
+        shown = b.table(heads, rows, "conditions")
+        yield from b.folded(f"{b.count(len(rows), 'condition')} met", shown) if met else shown
 
 
-def _logs(incident: Incident) -> list[Block]:
-    blocks: list[Block] = []
+def _logs(incident: Incident) -> list[b.Block]:
+    blocks: list[b.Block] = []
     for log in incident.log_lines[:60]:
         note = f": {log.note}" if log.note else ""
         prefix = " ".join(filter(None, [log.process and f"({log.process})", log.time]))
-        blocks.append(Paragraph((code(f"{log.file}:{log.number}"), note)))
-        blocks.append(Fence(f"{prefix} {log.text}".strip()))
-    return folded(f"{len(blocks) // 2} excerpts", blocks, open=len(blocks) <= 4)
+        blocks.append(b.p(b.code(f"{log.file}:{log.number}"), note))
+        blocks.append(b.Fence(f"{prefix} {log.text}".strip()))
+    return b.folded(f"{len(blocks) // 2} excerpts", blocks, open=len(blocks) <= 4)
 
 
-def _root_cause(incident: Incident) -> list[Block]:
+def _root_cause(incident: Incident) -> list[b.Block]:
     text = incident.scenario.explanation
-    blocks: list[Block] = [Paragraph(prose(text))] if text else []
-    sources: list[Block] = []
+    blocks: list[b.Block] = [b.p(b.prose(text))] if text else []
+    sources: list[b.Block] = []
     for source in incident.sources[:30]:
-        where = code(f"{source.file}:{source.first_line}")
+        where = b.code(f"{source.file}:{source.first_line}")
         sources.append(
-            Paragraph(
-                (code(source.qualname), " in ", where, ", as installed. ", *prose(source.note))
-            )
+            b.p(b.code(source.qualname), " in ", where, ", as installed. ", b.prose(source.note))
         )
         lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
-        sources.append(Fence(lines, "python", source.first_line, source.highlight))
-    what = "1 function" if len(sources) == 2 else f"{len(sources) // 2} functions"
-    return blocks + folded(f"{what} of the engine, as installed", sources)
+        sources.append(b.Fence(lines, "python", source.first_line, source.highlight))
+    what = b.count(len(sources) // 2, "function")
+    return blocks + b.folded(f"{what} of the engine, as installed", sources)
 
 
-def _reproducers(incident: Incident) -> list[Block]:
+def _reproducers(incident: Incident) -> list[b.Block]:
     rows = [
         (
-            code(r.name),
+            b.code(r.name),
             "–" if r.exit_code is None else str(r.exit_code),
             duration(r.seconds),
-            facts(r),
+            ", ".join(f"{name}={value}" for name, value in r.facts.items()),
             r.error,
         )
         for r in incident.evidence.reproducers[:40]
     ]
-    return table(
-        ["reproducer:name", "exit code:number", "took:number", "facts", "error"],
-        rows,
-        "minimal reproducers",
-    )
+    heads = ("reproducer:name", "exit code:number", "took:number", "facts", "error")
+    return b.table(heads, rows, "minimal reproducers")
 
 
 # ------------------------------------------------------------------------------ claims and context
 
 
-def _claims(incident: Incident) -> Iterator[Section]:
-    blocks: list[Block] = []
+def _claims(incident: Incident) -> Iterator[b.Section]:
+    blocks: list[b.Block] = []
     for confirmed in (False, True):
         some = [c for c in incident.claims if (c.status is ClaimStatus.CONFIRMED) is confirmed]
-        shown: list[Block] = [claim_table(some)] if some else []
-        word = "claim" if len(some) == 1 else "claims"
-        blocks += folded(f"{len(some)} {word} confirmed", shown) if confirmed else shown
-    yield Section("Claims of the original report", blocks, 85)
+        shown = words.claims(some, "this run shows", "claim", "claims")
+        title = f"{b.count(len(some), 'claim')} confirmed"
+        blocks += b.folded(title, shown) if confirmed else shown
+    yield b.Section("Claims of the original report", blocks, 85)
 
 
-def claim_table(claims: Sequence[ClaimResult], said: str = "claim") -> Table:
+def _mitigations(incident: Incident) -> list[b.Block]:
     rows = [
-        Row(
-            (
-                toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
-                c.observed,
-                c.text,
-                c.source,
-            ),
-            status=CLAIM_WORDS[c.status],
-            anchor=slug(f"claim-{c.id}"),
+        (
+            b.code(m.name),
+            words.effective_words(m) + (f": {m.observed}" if m.observed else ""),
+            m.description,
+            b.code(m.command),
         )
-        for c in claims
+        for m in incident.mitigations
     ]
-    return Table(columns("this run shows:name", "observed", said, "source:name"), rows, f"{said}s")
+    return b.table(["mitigation:name", "this run", "what it does", "try it"], rows, "mitigations")
 
 
-def _mitigations(incident: Incident) -> list[Block]:
-    return table(
-        ["mitigation:name", "this run", "what it does", "try it"],
-        [(code(m.name), _tried(m), m.description, code(m.command)) for m in incident.mitigations],
-        "mitigations",
-    )
-
-
-def _tried(mitigation: MitigationFacts) -> str:
-    observed = f": {mitigation.observed}" if mitigation.observed else ""
-    return effective_words(mitigation) + observed
-
-
-def context(incident: Incident) -> Iterator[Section]:
+def context(incident: Incident) -> Iterator[b.Section]:
     """The sections on what the run was made with, and how it went."""
-    yield Section("What differs from production", _differences(incident), 65)
-    yield Section(
-        "Upstream",
-        bullets(
-            [
-                (link(r.id, r.url), f": {r.title}" + (f" ({r.note})" if r.note else ""))
-                for r in incident.references[:40]
-            ]
-        ),
-        55,
-    )
-    yield Section("Environment", [*_environment(incident)], 75)
-    yield Section("How the run went", [*_run(incident)], 40)
-    yield Section("Requests", _requests(incident), 30)
-    yield Section("Packages", _packages(incident), 10)
+    yield b.Section("What differs from production", _differences(incident), 65)
+    upstream = [
+        (b.link(r.id, r.url), f": {r.title}" + (f" ({r.note})" if r.note else ""))
+        for r in incident.references[:40]
+    ]
+    yield b.Section("Upstream", b.bullets(upstream), 55)
+    yield b.Section("Environment", [*_environment(incident)], 75)
+    yield b.Section("How the run went", [*_run(incident)], 40)
+    yield b.Section("Requests", _requests(incident), 30)
+    yield b.Section("Packages", _packages(incident), 10)
 
 
-def _differences(incident: Incident) -> list[Block]:
-    words = FIDELITY_WORDS[incident.fidelity]
-    blocks: list[Block] = [Paragraph(("Fidelity ", strong(incident.fidelity.value), f": {words}."))]
+def _differences(incident: Incident) -> list[b.Block]:
+    meaning = words.FIDELITY_WORDS[incident.fidelity]
+    blocks: list[b.Block] = [b.p("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}.")]
     if not incident.stand_ins and incident.diagnosis is None:
-        blocks.append(Paragraph("No stand-in: the engine's code is unmodified."))
-    rows = [(code(s.name), s.replaces, s.why, stand_in_use(s)) for s in incident.stand_ins]
-    blocks += table(["stand-in:name", "replaces", "why", "in this run"], rows, "stand-ins")
+        blocks.append(b.p("No stand-in: the engine's code is unmodified."))
+    blocks += words.stand_ins(((s, stand_in_use(s)) for s in incident.stand_ins), "in this run")
     return blocks + settings_table(incident.engine.settings)
 
 
-def settings_table(settings: Sequence[Setting]) -> list[Block]:
+def settings_table(settings: Sequence[Setting]) -> list[b.Block]:
     """Settings that differ from the engine's own, folded."""
-    rows = [(code(s.name), code(s.value), s.why) for s in settings]
-    shown = table(["setting:name", "value", "why"], rows, "settings")
-    return folded(f"{count(len(rows), 'setting')} other than the engine's own", shown)
+    rows = [(b.code(s.name), b.code(s.value), s.why) for s in settings]
+    shown = b.table(["setting:name", "value", "why"], rows, "settings")
+    return b.folded(f"{b.count(len(rows), 'setting')} other than the engine's own", shown)
 
 
-def _environment(incident: Incident) -> Iterator[Block]:
+def _environment(incident: Incident) -> Iterator[b.Block]:
     rows = environment(incident)
-    yield from folded("Engine, wheel, model, host", [Facts(rows, "environment")])
+    yield from b.folded("Engine, wheel, model, host", [b.Facts(rows, "environment")])
     engine = incident.engine
     if engine.command:
         variables = [f"{name}={value}" for name, value in engine.environment.items()]
-        command = Fence("\n".join([*variables, " ".join(engine.command)]), "sh")
-        yield from folded(started_with(incident).rstrip(":"), [command])
+        command = b.Fence("\n".join([*variables, " ".join(engine.command)]), "sh")
+        yield from b.folded(started_with(incident).rstrip(":"), [command])
 
 
-def _packages(incident: Incident) -> list[Block]:
+def _packages(incident: Incident) -> list[b.Block]:
     packages = incident.engine.packages
     if not packages:
         return []
     file = incident.engine.packages_file
-    where: list[Block] = []
+    where: list[b.Block] = []
     if file:
-        where = [Paragraph(("With hashes: ", code("evidence/" + file.removeprefix("evidence/"))))]
-    shown = [*where, Fence("\n".join(packages[:2000]))]
-    return folded(f"{len(packages)} packages as resolved", shown)
+        where = [b.p("With hashes: ", b.code("evidence/" + file.removeprefix("evidence/")))]
+    shown = [*where, b.Fence("\n".join(packages[:2000]))]
+    return b.folded(f"{len(packages)} packages as resolved", shown)
 
 
-def _run(incident: Incident) -> Iterator[Block]:
+def _run(incident: Incident) -> Iterator[b.Block]:
     if gate := incident.gate:
-        latency = span(gate.latencies_s)
+        latency = words.span(gate.latencies_s)
         rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
-        yield Paragraph(
-            (
-                "Warm-up check ",
-                strong("passed", "good") if gate.passed else strong("failed", "bad"),
-                f": {sentence(gate.why)}"
-                + (f" Latencies {latency}." if latency else "")
-                + (f" Deadline {duration(gate.deadline_s)}{rule}." if gate.deadline_s else ""),
-            )
-        )
+        passed = b.strong("passed", "good") if gate.passed else b.strong("failed", "bad")
+        told = [words.sentence(gate.why), f"Latencies {latency}." if latency else ""]
+        told += [f"Deadline {duration(gate.deadline_s)}{rule}."] if gate.deadline_s else []
+        yield b.p("Warm-up check ", passed, f": {' '.join(filter(None, told))}")
     if text := latencies(incident):
-        yield Paragraph(text)
+        yield b.p(text)
     if text := engine_exit(incident):
-        yield Paragraph(strong(text, "bad"))
+        yield b.p(b.strong(text, "bad"))
     processes = footprint(incident)[:40]
     heads = ["process", "resident memory:number", "threads:number"]
-    shown = table(heads, processes, "processes of the engine")
-    yield from folded(f"{len(processes)} rows on the engine's processes", shown)
+    shown = b.table(heads, processes, "processes of the engine")
+    yield from b.folded(f"{len(processes)} rows on the engine's processes", shown)
     probes = incident.evidence.probes
     rows = [
-        Row(
-            (code(p.probe), p.phase, p.status.value, duration(p.seconds), p.reason, codes(p.raw)),
+        b.row(
+            b.code(p.probe),
+            p.phase,
+            p.status.value,
+            duration(p.seconds),
+            p.reason,
+            b.codes(p.raw),
             tone="" if p.ok else "unsure",
             status=p.status.value,
         )
         for p in probes[:500]
     ]
     bad = sum(p.status is not ProbeStatus.OK for p in probes)
-    names = columns("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
-    shown = [Table(names, rows, "probe results")] if rows else []
-    yield from folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
+    names = ("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
+    shown = b.table(names, rows, "probe results")
+    yield from b.folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
     for what, stages in (
         ("Time spent", incident.stages),
         ("Within the engine's start", incident.engine.start_stages),
     ):
         if stages:
-            spent = ", ".join(f"{n} {duration(s)}" for n, s in list(stages.items())[:30] if sane(s))
-            yield Paragraph(f"{what}: {spent}.")
-    yield Paragraph((strong("Left behind: "), left_behind(incident)))
-    yield from bullets([code(item) for item in incident.left_behind[:100]])
+            known = [(n, s) for n, s in list(stages.items())[:30] if words.sane(s)]
+            spent = ", ".join(f"{n} {duration(s)}" for n, s in known)
+            yield b.p(f"{what}: {spent}.")
+    yield b.p(b.strong("Left behind: "), left_behind(incident))
+    yield from b.bullets([b.code(item) for item in incident.left_behind[:100]])
 
 
-def _requests(incident: Incident) -> list[Block]:
+def _requests(incident: Incident) -> list[b.Block]:
     rows = [
-        Row(
-            (
-                g.ids,
-                g.first.phase,
-                g.first.label if g.count == 1 else f"{g.count} × {timeline.purpose(g.first.label)}",
-                g.status,
-                g.latency,
-                g.first.error,
-            ),
+        b.row(
+            g.ids,
+            g.first.phase,
+            g.first.label if g.count == 1 else f"{g.count} × {timeline.purpose(g.first.label)}",
+            g.status,
+            g.latency,
+            g.first.error,
             status=g.kind,
         )
         for g in timeline.request_groups(incident.evidence.requests)[:500]
     ]
-    heads = columns("id:name", "phase:name", "what for", "answer:name", "latency:name", "error")
-    shown: list[Block] = [Table(heads, rows, "requests")] if rows else []
-    return folded(f"{len(incident.evidence.requests)} requests", shown)
+    heads = ("id:name", "phase:name", "what for", "answer:name", "latency:name", "error")
+    return b.folded(f"{len(incident.evidence.requests)} requests", b.table(heads, rows, "requests"))
 
 
 # ------------------------------------------------------------------------------------- JUnit
@@ -573,12 +454,8 @@ def junit(incident: Incident) -> list[Suite]:
                 output=text if tested else "",
             )
         )
-    properties = [
-        ("engine", engine_name(incident)),
-        ("fidelity", str(incident.fidelity)),
-        ("incident", incident.id),
-        ("command", incident.command),
-    ]
+    properties = [("engine", engine_name(incident)), ("fidelity", str(incident.fidelity))]
+    properties += [("incident", incident.id), ("command", incident.command)]
     return [Suite(name, incident.created.wall, cases, properties)]
 
 
@@ -624,20 +501,20 @@ def _condition_case(condition: ConditionResult, name: str, as_expected: bool) ->
 # ------------------------------------------------------------------ verdict and summary
 
 
-def badge(incident: Incident) -> Badge:
+def badge(incident: Incident) -> b.Badge:
     """The verdict; its tone is good where it is the expected one."""
     verdict = incident.verdict
     if verdict is None:
         label = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No verdict"}
-        return Badge(label[incident.state], "unsure", "no verdict was reached")
-    label_text = OUTCOME_WORDS[verdict.outcome]
+        return b.Badge(label[incident.state], "unsure", "no verdict was reached")
+    label_text = words.OUTCOME_WORDS[verdict.outcome]
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        return Badge(label_text, "unsure", "the failure is neither shown nor excluded")
+        return b.Badge(label_text, "unsure", "the failure is neither shown nor excluded")
     if verdict.expected is None:
-        return Badge(label_text, "unsure", "no outcome was expected")
+        return b.Badge(label_text, "unsure", "no outcome was expected")
     if verdict.as_expected:
-        return Badge(label_text, "good", "as expected")
-    return Badge(label_text, "bad", f"expected: {OUTCOME_WORDS[verdict.expected].lower()}")
+        return b.Badge(label_text, "good", "as expected")
+    return b.Badge(label_text, "bad", f"expected: {words.outcome(verdict.expected)}")
 
 
 def engine_name(incident: Incident) -> str:
@@ -646,11 +523,11 @@ def engine_name(incident: Incident) -> str:
 
 def title(incident: Incident) -> str:
     """The scenario's title and the release; the engine's name unless the title has it already."""
-    words, engine = incident.scenario.title, incident.engine
+    text, engine = incident.scenario.title, incident.engine
     if incident.diagnosis is not None and not engine.release:
-        return words
-    known = engine.name.casefold() in words.casefold()
-    return f"{words} ({engine.release if known else engine_name(incident)})"
+        return text
+    known = engine.name.casefold() in text.casefold()
+    return f"{text} ({engine.release if known else engine_name(incident)})"
 
 
 def partial_note(incident: Incident) -> str:
@@ -671,23 +548,16 @@ def outcome(incident: Incident) -> str:
     verdict = incident.verdict
     if verdict is None:
         return ""
-    saw = OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
+    saw = words.OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
     because = f": {verdict.expected_because}" if verdict.expected_because else ""
     if verdict.expected is None:
         expected = f"No outcome was expected{because}"
     elif verdict.as_expected:
         expected = f"This is the expected outcome{because}"
     else:
-        expected = (
-            f"This is not what was expected ({OUTCOME_WORDS[verdict.expected].lower()}){because}"
-        )
-    return f"{saw}: {sentence(verdict.explanation)} {sentence(expected)}"
-
-
-def sentence(text: str) -> str:
-    """``text`` with a full stop, unless it has an end of its own."""
-    text = text.strip()
-    return text if not text or text[-1] in ".!?…" else text + "."
+        instead = words.outcome(verdict.expected)
+        expected = f"This is not what was expected ({instead}){because}"
+    return f"{saw}: {words.sentence(verdict.explanation)} {words.sentence(expected)}"
 
 
 def condition_count(incident: Incident) -> str:
@@ -706,19 +576,16 @@ def condition_count(incident: Incident) -> str:
 
 def environment(incident: Incident) -> list[tuple[str, str]]:
     """Label and value of all that a second person needs to have the same run."""
-    engine, wheel, model, host = (
-        incident.engine,
-        incident.engine.wheel,
-        incident.model,
-        incident.host,
-    )
-    rows = [("mmrepro", incident.mmrepro_version), ("engine", engine_name(incident))]
+    engine, model, host = incident.engine, incident.model, incident.host
+    wheel = engine.wheel
+    rows = [("mmrepro", incident.mmrepro_version)]
     if incident.diagnosis is not None:
         from mmrepro.reports.diagnosis import target_rows
 
-        rows = [("mmrepro", incident.mmrepro_version), *target_rows(incident.diagnosis)]
-    if engine.commit:
-        rows.append(("commit", engine.commit))
+        rows += target_rows(incident.diagnosis)
+    else:
+        rows.append(("engine", engine_name(incident)))
+    rows.append(("commit", engine.commit))
     if wheel:
         rows += [
             ("wheel", wheel.filename),
@@ -762,7 +629,7 @@ def gpu_words(host: HostFacts) -> str:
         ]
         for gpu in host.gpu_facts
     ]
-    told = "; ".join(", ".join(filter(None, words)) for words in each)
+    told = "; ".join(", ".join(filter(None, facts)) for facts in each)
     return told or ", ".join(host.gpus) or "none"
 
 
@@ -803,13 +670,6 @@ def footprint(incident: Incident) -> list[tuple[str, str, str]]:
     return rows
 
 
-def collision_share(images: int, bits: int) -> str:
-    """The chance of two equal values among ``images`` of so many bits, in per cent."""
-    if images < 0:
-        return "?"
-    return f"{collision_probability(images, bits):.1%}"
-
-
 def latencies(incident: Incident) -> str:
     """Start-up, and the latencies of all answered completions; empty without either."""
     start = incident.engine.start_seconds
@@ -842,10 +702,6 @@ def engine_exit(incident: Incident) -> str:
     return f"The engine ended by itself {how}."
 
 
-def facts(reproducer: ReproducerResult) -> str:
-    return ", ".join(f"{name}={value}" for name, value in reproducer.facts.items())
-
-
 def left_behind(incident: Incident) -> str:
     if incident.diagnosis is not None:
         return "Nothing was started and nothing changed: the server was only looked at."
@@ -858,6 +714,8 @@ def left_behind(incident: Incident) -> str:
     return "Nothing: no process, port or shared memory of the run was left after the stop."
 
 
-KIND: Final = Kind(
-    "an incident", (MARKDOWN_FILE, HTML_FILE), load, compose, lambda incident: incident, junit
-)
+KIND: Final = kind(
+    "incident", INCIDENT_FILE, Incident, SCHEMA_VERSION, compose,
+    files=(MARKDOWN_FILE, HTML_FILE), junit=junit,
+)  # fmt: skip
+load: Final = KIND.load

@@ -17,25 +17,12 @@ from typing import Final
 from mmrepro.base.units import size
 from mmrepro.incident import Incident
 from mmrepro.records import HostFacts, Setting, WheelFacts
-from mmrepro.reports import finding as replayed, findings, gfm, incident as runs
-from mmrepro.reports.blocks import (
-    Block,
-    Details,
-    Fence,
-    Paragraph,
-    Stack,
-    bullets,
-    code,
-    strong,
-    table,
-)
-from mmrepro.reports.bundle import redact_log
+from mmrepro.reports import blocks as b, finding as replayed, findings, gfm, incident as runs, words
 from mmrepro.reports.finding import LoadedFinding
 from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.reports.markdown import render_blocks
-from mmrepro.reports.replay_public import public
+from mmrepro.reports.public import public, redact_log
 from mmrepro.reports.replay_sequence import drawing
-from mmrepro.reports.words import FIDELITY_WORDS
 from mmrepro.text.redact import Redactor
 from mmrepro.text.sanitize import one_line
 
@@ -59,6 +46,12 @@ class Form:
     ticks: tuple[str, ...] = ()
 
 
+_USUAL: Final = (
+    ("Describe the bug", "description"),
+    ("Reproduction", "reproduction"),
+    ("Environment", "environment"),
+)
+_CHECKED: Final = (("Checklist", "ticks"), *_USUAL)
 FORMS: Final = {
     "vllm": Form(
         "[Bug]: ",
@@ -75,12 +68,7 @@ FORMS: Final = {
     ),
     "sglang": Form(
         "[Bug] ",
-        (
-            ("Checklist", "ticks"),
-            ("Describe the bug", "description"),
-            ("Reproduction", "reproduction"),
-            ("Environment", "environment"),
-        ),
+        _CHECKED,
         (
             "I searched related issues but found no solution.",
             "The bug persists in the latest version.",
@@ -93,27 +81,14 @@ FORMS: Final = {
     ),
     "lmdeploy": Form(
         "[Bug] ",
-        (
-            ("Checklist", "ticks"),
-            ("Describe the bug", "description"),
-            ("Reproduction", "reproduction"),
-            ("Environment", "environment"),
-            ("Error traceback", "traceback"),
-        ),
+        (*_CHECKED, ("Error traceback", "traceback")),
         (
             "1. I have searched related issues but cannot get the expected help.",
             "2. The bug has not been fixed in the latest version.",
         ),
     ),
 }
-OTHER: Final = Form(
-    "",
-    (
-        ("Describe the bug", "description"),
-        ("Reproduction", "reproduction"),
-        ("Environment", "environment"),
-    ),
-)
+OTHER: Final = Form("", _USUAL)
 
 
 @dataclass
@@ -153,14 +128,12 @@ def finding_issue(loaded: LoadedFinding) -> str:
 def public_issue(loaded: LoadedFinding) -> str:
     """As :func:`finding_issue`, of a finding that may go out as it is."""
     replay, finding = loaded.replay, loaded.finding
-    script = ""
-    if loaded.case is not None and loaded.case.operations:
-        script = replayed.script_of(loaded)
+    script = replayed.script_of(loaded) if loaded.case and loaded.case.operations else ""
     title = f"{findings.CLASS_WORDS[finding.finding_class]} ({finding.finding_class})"
     return filled(
         Report(
             engine=replay.server.engine,
-            title=title[:1].upper() + title[1:],
+            title=words.capital(title),
             description=_described(loaded),
             reproduction=_steps(loaded, script),
             environment=environment(
@@ -169,8 +142,8 @@ def public_issue(loaded: LoadedFinding) -> str:
                 replay.wheel,
                 replay.packages,
                 replay.settings,
-                [f"- {FIDELITY_WORDS[replay.fidelity]}"],
-            ),
+            )
+            + f"\n\n- {words.FIDELITY_WORDS[replay.fidelity]}",
             traceback=_trace(finding.stack, finding.log_lines),
             script=script,
         )
@@ -187,15 +160,15 @@ def incident_issue(incident: Incident) -> str:
         for frame in (shown.key_stack.frames if shown.key_stack else [])
     ]
     # The stack stands below the log's lines.
-    card = [block for block in runs.compose(shown).card if not isinstance(block, Stack)]
-    card.append(Paragraph(f"Fidelity {shown.fidelity}: {FIDELITY_WORDS[shown.fidelity]}."))
+    card = [block for block in runs.compose(shown).card if not isinstance(block, b.Stack)]
+    card.append(b.p(f"Fidelity {shown.fidelity}: {words.FIDELITY_WORDS[shown.fidelity]}."))
     rows = [(row.check, row.observed, row.healthy) for row in shown.symptoms]
     command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
     report = Report(
         engine=shown.engine.name,
         title=one_line(runs.title(shown), 200),
-        description=_markdown([*card, *table(["check", "observed", "healthy"], rows)]),
+        description=_markdown([*card, *b.table(["check", "observed", "healthy"], rows)]),
         reproduction=gfm.fence("\n".join(filter(None, [command, *steps])), "sh", 10, 4000),
         environment=environment(
             runs.engine_name(shown),
@@ -203,7 +176,6 @@ def incident_issue(incident: Incident) -> str:
             shown.engine.wheel,
             shown.engine.packages,
             shown.engine.settings,
-            [],
         ),
         traceback=_trace(frames, lines),
     )
@@ -212,12 +184,11 @@ def incident_issue(incident: Incident) -> str:
 
 def public_command(command: list[str]) -> str:
     """Of a server, for a reader: without the places where things lie on this machine."""
-    words = ["python3", *(_placeless(word) for word in command[1:])] if command else []
-    return shlex.join(words)
-
-
-def _placeless(word: str) -> str:
-    return f"./{word.rstrip('/').rpartition('/')[2]}" if re.match(r"[/~]", word) else word
+    shown = [
+        f"./{word.rstrip('/').rpartition('/')[2]}" if re.match(r"[/~]", word) else word
+        for word in command[1:]
+    ]
+    return shlex.join(["python3", *shown]) if command else ""
 
 
 def filled(report: Report) -> str:
@@ -244,7 +215,6 @@ def environment(
     wheel: WheelFacts | None,
     packages: list[str],
     settings: list[Setting],
-    notes: list[str],
 ) -> str:
     """What the engines' own collectors print, as far as mmrepro knows it."""
     rows = [
@@ -265,33 +235,32 @@ def environment(
     if given:
         lines += ["", "Set for the server:", *given]
     summary = "Collected by mmrepro, with the fields of the engine's own script"
-    body = gfm.details(summary, gfm.fence("\n".join(lines), "text", 200, 300))
-    return "\n\n".join([body, *notes])
+    return gfm.details(summary, gfm.fence("\n".join(lines), "text", 200, 300))
 
 
-def _markdown(blocks: Sequence[Block]) -> str:
+def _markdown(blocks: Sequence[b.Block]) -> str:
     return "\n\n".join(render_blocks(blocks))
 
 
 def _described(loaded: LoadedFinding) -> str:
     finding = loaded.finding
-    blocks: list[Block] = [
-        Paragraph((strong("Observed:"), f" {runs.sentence(findings.observation(finding))}")),
-        Paragraph((strong("Expected:"), f" {findings.expected(finding)}.")),
-        Paragraph(
+    blocks: list[b.Block] = [
+        b.p(b.strong("Observed:"), f" {words.sentence(findings.observation(finding))}"),
+        b.p(b.strong("Expected:"), f" {findings.expected(finding)}."),
+        b.p(
             f"Observed in {findings.rate_words(finding.rate)} on fresh servers. "
             f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}"
         ),
     ]
     if loaded.sequence is not None:
-        blocks.append(Fence(drawing(loaded.sequence)))
+        blocks.append(b.Fence(drawing(loaded.sequence)))
     if finding.known:
-        name = code(findings.known_name(finding))
-        blocks.append(Paragraph(("It fits the known failure ", name, f": {finding.known_why}")))
+        name = b.code(findings.known_name(finding))
+        blocks.append(b.p("It fits the known failure ", name, f": {finding.known_why}"))
     if finding.needed:
-        blocks.append(Details("Why each request is needed", replayed.needed(loaded)))
+        blocks.append(b.Details("Why each request is needed", replayed.needed(loaded)))
     if loaded.limits:
-        blocks += [Paragraph("What this does not show:"), *bullets(loaded.limits)]
+        blocks += [b.p("What this does not show:"), *b.bullets(loaded.limits)]
     return _markdown(blocks)
 
 

@@ -5,34 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from mmrepro.reports import gfm
-from mmrepro.reports.blocks import (
-    Block,
-    Bullets,
-    Details,
-    Facts,
-    Fence,
-    Heading,
-    Inline,
-    Page,
-    Paragraph,
-    Picture,
-    Section,
-    Sides,
-    Span,
-    Stack,
-    Table,
-    safe_href,
-    spans,
-    words,
-)
+from mmrepro.reports import blocks as b, gfm
 from mmrepro.text.sanitize import one_line
 
 MAX_ROWS: Final = 120
 _CUT: Final = "All of it is in the HTML page and in the JSON document."
 
 
-def render_markdown(page: Page, limit: int = 60_000) -> str:
+def render_markdown(page: b.Page, limit: int = 60_000) -> str:
     """At most ``limit`` bytes. Sections that had to go are named at the end.
 
     The least important one goes first, and of two alike the longer one.
@@ -53,7 +33,7 @@ def render_markdown(page: Page, limit: int = 60_000) -> str:
         dropped.append(victim[0].title)
 
 
-def _head(page: Page) -> str:
+def _head(page: b.Page) -> str:
     parts = [f"# {gfm.text(page.title, 300)}"]
     if page.warning:
         quoted = [f"> {gfm.paragraph(line, 300)}" for line in page.warning.lines[-20:]]
@@ -70,42 +50,42 @@ def _head(page: Page) -> str:
     return "\n\n".join(parts)
 
 
-def _section(section: Section) -> str:
+def _section(section: b.Section) -> str:
     title = f"## {gfm.text(section.title, 200)}"
     return "\n\n".join([title, *render_blocks(section.blocks)])
 
 
-def render_blocks(blocks: Sequence[Block]) -> list[str]:
+def render_blocks(blocks: Sequence[b.Block]) -> list[str]:
     """Each block's text; what is empty is left out."""
     return [text for block in blocks if (text := _block(block))]
 
 
-def _block(block: Block) -> str:
+def _block(block: b.Block) -> str:
     match block:
-        case Heading(text):
+        case b.Heading(text):
             return f"### {_inline(text, 300)}"
-        case Paragraph(text):
+        case b.Paragraph(text):
             return _inline(text, 4000)
-        case Bullets(items):
+        case b.Bullets(items):
             return "\n".join(f"- {_inline(item, 1000)}" for item in items[:MAX_ROWS])
-        case Table():
+        case b.Table():
             return _table(block.trimmed)
-        case Facts(rows):
-            kept = [[gfm.cell(label), _cell(value)] for label, value in rows if words(value)]
+        case b.Facts(rows):
+            kept = [[gfm.cell(label), _cell(value)] for label, value in rows if b.words(value)]
             return gfm.table(["", ""], kept) if kept else ""
-        case Fence():
+        case b.Fence():
             return gfm.fence(numbered(block), block.language, 90, 4000)
-        case Stack():
+        case b.Stack():
             return gfm.fence("\n".join(stack_lines(block)), "text", 90)
-        case Picture() | Sides():
+        case b.Picture() | b.Sides():
             return "\n\n".join(render_blocks(block.instead))
-        case Details(title, inner):
+        case b.Details(title, inner):
             return gfm.details(gfm.text(title, 200), "\n\n".join(render_blocks(inner)))
         case _:
             assert_never(block)
 
 
-def _table(table: Table) -> str:
+def _table(table: b.Table) -> str:
     head = [gfm.text(column.name) for column in table.columns]
     rows = [[_cell(cell) for cell in row.cells] for row in table.rows[:MAX_ROWS]]
     text = gfm.table(head, rows)
@@ -115,18 +95,18 @@ def _table(table: Table) -> str:
     return text
 
 
-def _cell(inline: Inline) -> str:
-    return "".join(_span(span, 400) for span in spans(inline)).strip() or "–"
+def _cell(inline: b.Inline) -> str:
+    return "".join(_span(span, 400) for span in b.spans(inline)).strip() or "–"
 
 
-def _inline(inline: Inline, limit: int) -> str:
+def _inline(inline: b.Inline, limit: int) -> str:
     """``inline`` on one line of its own, which begins no list, heading or quotation."""
-    pieces = spans(inline)
+    pieces = b.spans(inline)
     text = "".join(_span(span, limit) for span in pieces).strip()
     return text if pieces and pieces[0].style else gfm.escape_start(text)
 
 
-def _span(span: Span, limit: int) -> str:
+def _span(span: b.Span, limit: int) -> str:
     if span.style == "code":
         text = gfm.code(span.text, limit)
     else:
@@ -136,11 +116,11 @@ def _span(span: Span, limit: int) -> str:
         text = f"{lead}**{bare}**{tail}" if span.style == "strong" and bare else lead + bare + tail
     # Markdown is made to be pasted elsewhere: a path below the page's folder leads nowhere there.
     # Rows of a table have no anchors.
-    href = safe_href(span.href) if span.href.startswith("http") else ""
+    href = b.safe_href(span.href) if span.href.startswith("http") else ""
     return f"[{text}](<{href}>)" if href and text else text
 
 
-def numbered(fence: Fence) -> str:
+def numbered(fence: b.Fence) -> str:
     """The text, each line with its number where there is one, and ``>`` before what matters."""
     if fence.first is None:
         return fence.text
@@ -150,7 +130,7 @@ def numbered(fence: Fence) -> str:
     )
 
 
-def stack_lines(stack: Stack) -> list[str]:
+def stack_lines(stack: b.Stack) -> list[str]:
     """As py-spy prints it: the innermost frame first, locals below their frame."""
     lines = [one_line(stack.title, 200)]
     for frame in stack.frames[:60]:

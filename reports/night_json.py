@@ -60,6 +60,18 @@ class NightsDocument(Document):
     cells: list[Facts]
 
 
+class DiffDocument(Document):
+    """What changed from one nightly run to another."""
+
+    document: Annotated[Literal["urn:mmrepro:nightly-diff:1"], Field(alias="$id")] = (
+        "urn:mmrepro:nightly-diff:1"
+    )
+    schema_version: Literal[1] = 1
+    before: str
+    now: str
+    events: list[Event]
+
+
 def night_document(night: NightView) -> NightDocument:
     runs = night.runs.attempts
     past = (one.night for one in night.history.nights if one.attempts)

@@ -14,33 +14,8 @@ from mmrepro.history.ledger import History, NightRuns, read
 from mmrepro.history.quarantine import Quarantine
 from mmrepro.history.states import VERDICTS, State, settle
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
-from mmrepro.reports import grid as drawn
-from mmrepro.reports.blocks import (
-    Badge,
-    Block,
-    Facts,
-    Fence,
-    Inline,
-    Page,
-    Paragraph,
-    Picture,
-    Row,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    link,
-    strong,
-    table,
-    toned,
-)
-from mmrepro.reports.documents import Kind, render, replace_file, write
+from mmrepro.reports import blocks as b, grid as drawn, words
+from mmrepro.reports.documents import Case, How, Kind, Suite, render, replace_file, write
 from mmrepro.reports.grid import (
     EVENTS,
     LOOKS,
@@ -54,8 +29,6 @@ from mmrepro.reports.grid import (
     report_href,
     state_words,
 )
-from mmrepro.reports.junit import Case, How, Suite
-from mmrepro.reports.words import FIDELITY_WORDS, sane
 from mmrepro.text.sanitize import clip, plain
 
 if TYPE_CHECKING:
@@ -68,7 +41,7 @@ MARKDOWN_BYTES: Final = 900_000
 """GitHub refuses a step summary of more than 1 MiB."""
 NIGHTS: Final = 14
 """In the trend: the newest ones."""
-_RUNS: Final = columns(
+_RUNS: Final = (
     *("scenario:name", "release:name", "all its runs", "each run:name"),
     *("what it reports, and its incident", "took:number", "machine", "key:name"),
 )
@@ -132,7 +105,7 @@ class NightView:
         return address if self.folder and address and (self.folder / address).is_file() else ""
 
     @cached_property
-    def badge(self) -> Badge:
+    def badge(self) -> b.Badge:
         counts = self.standings
         parts = [
             f"{counts[s]} {s.words}"
@@ -140,31 +113,31 @@ class NightView:
             if counts[s]
         ]
         tones = {EVENTS[event.what][1] for event in self.events}
-        unsure: Tone = "unsure" if parts or "unsure" in tones or not self.squares else "good"
-        tone: Tone = "bad" if counts[Standing.SURPRISE] or "bad" in tones else unsure
+        unsure: b.Tone = "unsure" if parts or "unsure" in tones or not self.squares else "good"
+        tone: b.Tone = "bad" if counts[Standing.SURPRISE] or "bad" in tones else unsure
         label = "All as expected" if tone == "good" else "As expected, but changed"
         if parts or not self.squares:
             label = ", ".join(parts) or "Nothing planned"
-        return Badge(label, tone, NIGHT_WORDS[self.runs.night.state])
+        return b.Badge(label, tone, NIGHT_WORDS[self.runs.night.state])
 
     @property
     def changes(self) -> str:
         found = len(self.events)
         if not self.before:
             first = "first nightly run of this ledger"
-            return f"{count(found, 'event')} in the {first}" if found else f"the {first}"
+            return f"{b.count(found, 'event')} in the {first}" if found else f"the {first}"
         nothing = "no bug came or went" if self.shifts else "nothing changed"
-        return f"{count(found, 'change') if found else nothing} since {self.before}"
+        return f"{b.count(found, 'change') if found else nothing} since {self.before}"
 
     @property
     def scale(self) -> str:
         """How much was run."""
         runs = self.runs.attempts
         engines = ", ".join(grid.engine for grid in self.grids) or "nothing"
-        lines = count(sum(len(grid.rows) for grid in self.grids), "scenario line")
-        releases = count(sum(len(grid.columns) for grid in self.grids), "release")
-        took = duration(sum(run.seconds for run in runs if sane(run.seconds)))
-        return f"{lines} on {releases} of {engines}; {count(len(runs), 'run')}, together {took}."
+        lines = b.count(sum(len(grid.rows) for grid in self.grids), "scenario line")
+        releases = b.count(sum(len(grid.columns) for grid in self.grids), "release")
+        took = duration(sum(run.seconds for run in runs if words.sane(run.seconds)))
+        return f"{lines} on {releases} of {engines}; {b.count(len(runs), 'run')}, together {took}."
 
     @property
     def warning(self) -> str:
@@ -174,7 +147,7 @@ class NightView:
             return ""
         missing = self.states[State.MISSING]
         left = "have no run yet" if state is NightState.RUNNING else "did not run"
-        rest = f"; {missing} of {count(len(self.squares), 'job')} {left}" if missing else ""
+        rest = f"; {missing} of {b.count(len(self.squares), 'job')} {left}" if missing else ""
         return f"This nightly run is {NIGHT_WORDS[state]}{rest}."
 
 
@@ -238,7 +211,7 @@ def write_night(
 # ---------------------------------------------------------------------------------- the page
 
 
-def compose(night: NightView) -> Page:
+def compose(night: NightView) -> b.Page:
     record = night.runs.night
     shard = f", shard {record.shard}" if record.shard else ""
     odd = [s for how in (Standing.SURPRISE, Standing.FLAKY) for s in night.standing(how)]
@@ -247,132 +220,133 @@ def compose(night: NightView) -> Page:
         for s in odd[:20]
         if s.deciding and s.deciding.command
     ]
-    again = [block for why, text in repeats for block in (Paragraph(why), Fence(text, "sh"))]
+    again = [block for why, text in repeats for block in (b.p(why), b.Fence(text, "sh"))]
     untested = night.standing(Standing.UNTESTED)
     listed = _listed(night, untested)
     every = _listed(night, night.squares, None)
-    return Page(
+    return b.Page(
         title=f"Nightly run {record.id}: {night.changes}",
         badge=night.badge,
         subject=f"nightly run {record.id}{shard}",
-        warning=Warning(night.warning) if night.warning else None,
+        warning=b.Warning(night.warning) if night.warning else None,
         card=[*_card(night, odd)],
-        counts=[count(len(night.squares), "job"), *state_words(night.squares)],
+        counts=[b.count(len(night.squares), "job"), *state_words(night.squares)],
         commands=[("to run it again, or go on with it", record.command), *repeats[:2]],
         sections=[
-            Section("Scenarios × releases", [*_picture(night)], 90),
-            Section("What changed", [*_changes(night)], 99),
+            b.Section("Scenarios × releases", [*_picture(night)], 90),
+            b.Section("What changed", [*_changes(night)], 99),
             *_odd(night, Standing.SURPRISE, 98),
             *_odd(night, Standing.FLAKY, 97),
-            Section(
+            b.Section(
                 f"Untested ({len(untested)})",
-                folded("Nothing was learnt of these; none counts as good", listed,
+                b.folded("Nothing was learnt of these; none counts as good", listed,
                        open=len(untested) <= 20) if untested else [],
                 95,
             ),
-            Section("Quarantine", _quarantine(night), 80),
-            Section("Over the nightly runs", [*_trend(night)], 60),
-            Section("Every run", folded(count(len(night.runs.attempts), "run"), every), 10),
-            Section("Set-up", [Facts(_setup(night))], 70),
-            Section("Repeat", folded(count(len(repeats), "command"), again), 65),
+            b.Section("Quarantine", _quarantine(night), 80),
+            b.Section("Over the nightly runs", [*_trend(night)], 60),
+            b.Section("Every run", b.folded(b.count(len(night.runs.attempts), "run"), every), 10),
+            b.Section("Set-up", [b.Facts(_setup(night))], 70),
+            b.Section("Repeat", b.folded(b.count(len(repeats), "command"), again), 65),
         ],
         footer=(f"Nightly run {record.id}, {record.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by "
-                f"mmrepro {record.mmrepro_version} from ", code("ledger.jsonl"), "."),
+                f"mmrepro {record.mmrepro_version} from ", b.code("ledger.jsonl"), "."),
         wide=True,
     )  # fmt: skip
 
 
-def _card(night: NightView, odd: Sequence[Square]) -> Iterator[Block]:
-    yield Paragraph((strong(f"{night.changes[:1].upper()}{night.changes[1:]}. "), night.scale))
-    yield from (Paragraph(note, "unsure") for note in night.notes[:3])
+def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
+    yield b.p(b.strong(f"{words.capital(night.changes)}. "), night.scale)
+    yield from (b.p(note, tone="unsure") for note in night.notes[:3])
     known = {event.cell for event in night.events}
-    rows: list[Sequence[Inline]] = [
-        (toned(*EVENTS[event.what]), event.text) for event in night.events[:6]
+    rows: list[Sequence[b.Inline]] = [
+        (b.toned(*EVENTS[event.what]), event.text) for event in night.events[:6]
     ]
     rows += [
-        (toned(s.standing.words, "bad" if s.odd else "unsure"), f"{s.title}")
+        (b.toned(s.standing.words, "bad" if s.odd else "unsure"), f"{s.title}")
         for s in odd
         if s.cell.id not in known
     ][: 6 - len(rows)]
-    yield from table(["change:name", "what"], rows, "the most important changes")
+    yield from b.table(["change:name", "what"], rows, "the most important changes")
 
 
 def events_table(
     events: Sequence[Event], link_of: Callable[[Event], tuple[str, str]] = lambda event: ("", "")
-) -> list[Block]:
+) -> list[b.Block]:
     """What changed, most important first. ``link_of``: anchor and report of an event's job."""
     rows = []
     for event in sorted(events, key=_importance):
         word, tone = EVENTS[event.what]
         anchor, report = link_of(event)
         both = f"{event.before or '–'} → {event.now or '–'}" if event.before or event.now else ""
-        name = Span(word, "strong", tone, anchor)
-        cells = (name, event.text, both, link("report", report) if report else "")
-        rows.append(Row(cells, status=word, group=event.engine))
-    heads = columns("change:name", "what", "before → now:name", "report:name")
-    return [Table(heads, rows, "what changed")] if rows else []
+        name = b.Span(word, "strong", tone, anchor)
+        cells = (name, event.text, both, b.link("report", report) if report else "")
+        rows.append(b.row(*cells, status=word, group=event.engine))
+    return b.table(
+        ["change:name", "what", "before → now:name", "report:name"], rows, "what changed"
+    )
 
 
-def _changes(night: NightView) -> Iterator[Block]:
+def _changes(night: NightView) -> Iterator[b.Block]:
     def link_of(event: Event) -> tuple[str, str]:
         square = night.by_id.get(event.cell)
         return (f"#{square.anchor}", night.href(square.deciding)) if square else ("", "")
 
-    yield from (Paragraph(note, "unsure") for note in night.notes[:20])
+    yield from (b.p(note, tone="unsure") for note in night.notes[:20])
     yield from events_table(night.events, link_of)
     if night.shifts:
         text = f"Otherwise than in {night.before}, and no event: {', '.join(night.shifts)}."
-        yield Paragraph(text, "soft")
+        yield b.p(text, tone="soft")
     elif not night.events and night.before:
-        yield Paragraph(f"Nothing: every job came out as in {night.before}.")
+        yield b.p(f"Nothing: every job came out as in {night.before}.")
     elif not night.events:
-        yield Paragraph("This is the first nightly run of this ledger: there is none to compare.")
+        yield b.p("This is the first nightly run of this ledger: there is none to compare.")
 
 
-def _odd(night: NightView, standing: Standing, keep: int) -> Iterator[Section]:
+def _odd(night: NightView, standing: Standing, keep: int) -> Iterator[b.Section]:
     squares = night.standing(standing)
     word = standing.words
-    title = f"{word[:1].upper()}{word[1:]} ({len(squares)})"
-    yield Section(title, _listed(night, squares), keep)
+    title = f"{words.capital(word)} ({len(squares)})"
+    yield b.Section(title, _listed(night, squares), keep)
 
 
-def _place(square: Square) -> tuple[Span, Span]:
+def _place(square: Square) -> tuple[b.Span, b.Span]:
     """The cells of a job's row and release."""
-    return link(square.cell.row, f"#{square.anchor}"), Span(square.place)
+    return b.link(square.cell.row, f"#{square.anchor}"), b.Span(square.place)
 
 
-def _came(square: Square) -> Span:
+def _came(square: Square) -> b.Span:
     look = LOOKS[square.state]
-    return toned(f"{look.mark} {square.words}", look.tone)
+    return b.toned(f"{look.mark} {square.words}", look.tone)
 
 
 def _listed(
     night: NightView, squares: Sequence[Square], most: int | None = len(_RUNS) - 2
-) -> list[Block]:
+) -> list[b.Block]:
     """Every run of these jobs; one that did not run has a row as well. ``most``: columns."""
     rows = []
     for square in squares:
         job = (*_place(square), (_came(square), f"; {square.expectation}"))
-        ran: list[tuple[Inline, ...]] = [_run(night, run) for run in square.attempts]
+        ran: list[tuple[b.Inline, ...]] = [_run(night, run) for run in square.attempts]
         rows += [
-            Row((*job, *run)[:most], status=LOOKS[square.state].word, group=square.cell.engine)
+            b.row(*(*job, *run)[:most], status=LOOKS[square.state].word, group=square.cell.engine)
             for run in ran or [("", square.why, "", "", "")]
         ]
-    return [Table(_RUNS[:most], rows, "runs")] if rows else []
+    return b.table(_RUNS[:most], rows, "runs")
 
 
-def _run(night: NightView, run: Attempt) -> tuple[Inline, ...]:
+def _run(night: NightView, run: Attempt) -> tuple[b.Inline, ...]:
     text = run.explanation or run.error
     return (
-        (f"{run.index}, {run.role}: ", link(outcome_words(run), night.href(run))),
-        (text, " ", code(run.incident)) if run.incident else text,
+        (f"{run.index}, {run.role}: ", b.link(outcome_words(run), night.href(run))),
+        (text, " ", b.code(run.incident)) if run.incident else text,
         duration(run.seconds),
         ", ".join(filter(None, [run.machine, *run.gpus])),
-        code(run.key[:14]),
+        b.code(run.key[:14]),
     )
 
 
-def _picture(night: NightView) -> Iterator[Block]:
+def _picture(night: NightView) -> Iterator[b.Block]:
     if not night.grids:
         return
     new = {
@@ -383,21 +357,21 @@ def _picture(night: NightView) -> Iterator[Block]:
     rows = [(row.fidelity, s) for g in night.grids for row in g.rows for s in row.squares.values()]
     odd = {square.fidelity for usual, square in rows if square.fidelity is not usual}
     fidelities = [
-        (code(f), f" ({letters(f)} in a square)" * (f in odd) + f": {text.partition(' (')[0]}.")
-        for f, text in FIDELITY_WORDS.items()
+        (b.code(f), f" ({letters(f)} in a square)" * (f in odd) + f": {text.partition(' (')[0]}.")
+        for f, text in words.FIDELITY_WORDS.items()
         if any(square.fidelity is f for _, square in rows)
     ]
     signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
     signs += ", ≈k/n flaky: k of n reproduced it; ! not as expected; q in quarantine."
-    yield Picture(drawn.legend(night.squares), [Paragraph(signs)])
+    yield b.Picture(drawn.legend(night.squares), [b.p(signs)])
     instead = [
-        block for grid in night.grids for block in (Paragraph(strong(grid.engine)), *grid.table())
+        block for grid in night.grids for block in (b.p(b.strong(grid.engine)), *grid.table())
     ]
-    yield Picture(drawn.drawing(night.grids, night.href, new), instead)
-    yield from folded("Fidelities: what the runs were made on", bullets(fidelities))
+    yield b.Picture(drawn.drawing(night.grids, night.href, new), instead)
+    yield from b.folded("Fidelities: what the runs were made on", b.bullets(fidelities))
 
 
-def _quarantine(night: NightView) -> list[Block]:
+def _quarantine(night: NightView) -> list[b.Block]:
     rows = [
         (*_place(s), _came(s), entry.reason, entry.issue, entry.owner, str(entry.expires))
         for s in night.squares
@@ -405,13 +379,13 @@ def _quarantine(night: NightView) -> list[Block]:
     ]
     heads = ["scenario:name", "release:name", "came out:name", "reason", "issue", "owner"]
     heads.append("until:name")
-    return table(heads, rows, "in quarantine: these run, and turn nothing red")
+    return b.table(heads, rows, "in quarantine: these run, and turn nothing red")
 
 
-def _trend(night: NightView) -> Iterator[Block]:
+def _trend(night: NightView) -> Iterator[b.Block]:
     bars = len(night.trend) > 1 and drawn.chart(night.trend)
     if not bars:
-        yield Paragraph("There is one nightly run so far: a trend begins with the second.")
+        yield b.p("There is one nightly run so far: a trend begins with the second.")
         return
     heads = ["nightly run:name", "jobs:number", "not as expected:number", "took:number"]
     rows = [(p.night, f"{p.total}", f"{p.surprises}", duration(p.seconds)) for p in night.trend]
@@ -419,13 +393,13 @@ def _trend(night: NightView) -> Iterator[Block]:
         "Jobs of each nightly run by state, oldest first; above each bar how many were not as "
         "expected, quarantined or not; below it, the time of all runs."
     )
-    yield Picture(bars, table(heads, rows, "nightly runs"), caption)
+    yield b.Picture(bars, b.table(heads, rows, "nightly runs"), caption)
     each = [(row.name, g.engine, row.trend[-1].text) for g in night.grids for row in g.rows]
-    words = table(["scenario:name", "engine:name", "this nightly run"], each)
-    yield from folded("Each scenario", [Picture(drawn.trends(night.grids), words)])
+    told = b.table(["scenario:name", "engine:name", "this nightly run"], each)
+    yield from b.folded("Each scenario", [b.Picture(drawn.trends(night.grids), told)])
 
 
-def _setup(night: NightView) -> list[tuple[str, Inline]]:
+def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
     record, attempts = night.runs.night, night.runs.attempts
     took = ""
     if record.finished is not None:
@@ -442,8 +416,7 @@ def _setup(night: NightView) -> list[tuple[str, Inline]]:
         ("starts", ", ".join(f"{number} {mode}" for mode, number in modes.most_common())),
         ("machines", ", ".join(filter(None, machines))),
         ("GPUs", ", ".join(sorted({gpu for a in attempts for gpu in a.gpus})) or "none"),
-        ("host", f"{record.host.cpu}, {record.host.cores} cores, {record.host.os}"),
-        ("made by", f"mmrepro {record.mmrepro_version}"),
+        *words.made_on(record.host, record.mmrepro_version),
     ]
 
 
@@ -546,35 +519,35 @@ def strips_of(
     return [(names[g].engine, name(names[g]), found[g]) for g in sorted(names, key=order)]
 
 
-def history_blocks(history: History, scenario: str = "") -> list[Block]:
+def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
     """Each row over the nightly runs, oldest first; of one scenario, each job of it."""
     nights = history.nights
     strips = strips_of(history, scenario, jobs=bool(scenario))
     if not strips:
         of = f" of {scenario}" if scenario else ""
-        return [Paragraph(f"No nightly run of this ledger has a job{of}.")]
-    rows: list[Sequence[Inline]] = []
+        return [b.p(f"No nightly run of this ledger has a job{of}.")]
+    rows: list[Sequence[b.Inline]] = []
     for engine, name, groups in strips:
         newest = next((group for group in reversed(groups) if group), [])
         odd = sum(square.standing is Standing.SURPRISE for square in newest)
         text = ", ".join(state_words(newest)) + f"; {odd} not as expected" * bool(odd)
         if len(newest) == 1:
             text = f"{newest[0].words}, {newest[0].expectation}"
-        tone: Tone = "bad" if odd else ""
+        tone: b.Tone = "bad" if odd else ""
         marks = "".join(_mark(group, jobs=bool(scenario)) for group in groups)
-        rows.append((engine, name, toned(marks, tone), text))
+        rows.append((engine, name, b.toned(marks, tone), text))
     signs = ", ".join(
         f"{look.mark} {look.word}" for s, look in LOOKS.items() if scenario or s not in VERDICTS
     )
     if not scenario:
         signs = f"= every release as expected, ! one of them not, else {signs}"
     return [
-        Paragraph(
-            f"{count(len(nights), 'nightly run')}: {nights[0].night.id} … "
+        b.p(
+            f"{b.count(len(nights), 'nightly run')}: {nights[0].night.id} … "
             f"{nights[-1].night.id}, oldest first"
         ),
-        *table(["engine:name", "scenario:name", "nightly runs:name", "newest"], rows),
-        Paragraph(f"{signs}; _ no job in that nightly run", "soft"),
+        *b.table(["engine:name", "scenario:name", "nightly runs:name", "newest"], rows),
+        b.p(f"{signs}; _ no job in that nightly run", tone="soft"),
     ]
 
 

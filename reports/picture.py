@@ -1,8 +1,7 @@
-"""The run as one inline SVG: requests, CPU and metrics over time. No script, no style attribute.
+"""The run as one inline SVG: requests, CPU and metrics over time.
 
-Colours are classes that the page's style sheet defines for light and dark; the status of a request
-is also told by a label, never by colour alone. All numbers come from a file: they are bounded and
-checked before a coordinate is made of them.
+The status of a request is also a label, never a colour alone. All numbers come from a file: they
+are bounded and checked before a coordinate is made of them.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from markupsafe import Markup
 from mmrepro.base import units
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import Incident
-from mmrepro.reports import timeline, words
-from mmrepro.reports.svg import end_labels, nice_step, text as _text
+from mmrepro.reports import svg, timeline, words
 from mmrepro.text.sanitize import one_line
 
-WIDTH: Final = 1080
 LEFT: Final = 128
 RIGHT: Final = 132
-PLOT: Final = WIDTH - LEFT - RIGHT
+PLOT: Final = svg.WIDTH - LEFT - RIGHT
 ROW: Final = 15
 MAX_ROWS: Final = 14
 MAX_BARS: Final = 600
@@ -58,36 +55,24 @@ def picture(incident: Incident) -> Markup:
     y = 44.0
     requests = [r for r in incident.evidence.requests if words.sane(r.sent.mono)]
     if requests:
-        part, y = _requests(requests[:MAX_BARS], axis, y)
-        body += part
-    cpu = timeline.cpu_tracks(incident.evidence)
-    if cpu:
-        part, y = _panel("CPU", "% of one core", cpu[:6], axis, y, 120, 100.0, step=False)
-        body += part
-    gpu, memory = timeline.gpu_tracks(incident), timeline.gpu_memory_tracks(incident)
-    if gpu:
-        part, y = _panel("GPU", "utilisation, %", gpu[:6], axis, y, 90, 100.0, step=False)
-        body += part
-    if memory:
-        part, y = _panel("GPU memory", "held, GiB", memory[:6], axis, y, 72, 1.0, step=False)
-        body += part
+        body, y = _requests(requests[:MAX_BARS], axis, y)
     metrics = timeline.metric_tracks(incident.evidence)
     gauges = [t for t in metrics if not _is_counter(t)]
     counters = [t for t in metrics if _is_counter(t)]
-    if gauges:
-        part, y = _panel("Requests now", "requests", gauges[:4], axis, y, 72, 2.0, step=True)
-        body += part
-    if counters:
-        part, y = _panel("Counters", "since start", counters[:4], axis, y, 90, 4.0, step=True)
+    gpu, memory = timeline.gpu_tracks(incident), timeline.gpu_memory_tracks(incident)
+    cpu = timeline.cpu_tracks(incident.evidence)
+    for name, unit, tracks, height, least, step in (
+        ("CPU", "% of one core", cpu[:6], 120, 100.0, False),
+        ("GPU", "utilisation, %", gpu[:6], 90, 100.0, False),
+        ("GPU memory", "held, GiB", memory[:6], 72, 1.0, False),
+        ("Requests now", "requests", gauges[:4], 72, 2.0, True),
+        ("Counters", "since start", counters[:4], 90, 4.0, True),
+    ):
+        part, y = _panel(name, unit, tracks, axis, y, height, least, step=step)
         body += part
     frame = [*_bands(incident, axis, y - 16), *body, *_time_axis(axis, y - 10)]
-    height = y + 34
-    return Markup(
-        '<svg class="picture" viewBox="0 0 {w} {h}" role="img" '
-        'aria-labelledby="picture-title picture-desc" xmlns="http://www.w3.org/2000/svg">'
-        '<title id="picture-title">Requests, CPU and metrics over time</title>'
-        '<desc id="picture-desc">{desc}</desc>{body}</svg>'
-    ).format(w=WIDTH, h=round(height), desc=_description(incident), body=Markup("").join(frame))
+    label = "Requests, CPU and metrics over time"
+    return svg.described("picture", round(y + 34), label, _description(incident), frame)
 
 
 def _description(incident: Incident) -> str:
@@ -118,7 +103,7 @@ def axis_of(incident: Incident) -> tuple[float, float, float, float] | None:
     if axis is None:
         return None
     seconds = (axis.low - axis.zero, axis.high - axis.zero)
-    return (*seconds, LEFT / WIDTH, (LEFT + PLOT) / WIDTH)
+    return (*seconds, LEFT / svg.WIDTH, (LEFT + PLOT) / svg.WIDTH)
 
 
 def _axis(incident: Incident) -> Axis | None:
@@ -144,18 +129,14 @@ def _axis(incident: Incident) -> Axis | None:
 
 
 def _time_axis(axis: Axis, y: float) -> Iterator[Markup]:
-    step = nice_step(axis.high - axis.low, 10)
+    step = svg.nice_step(axis.high - axis.low, 10)
     digits = max(0, -math.floor(math.log10(step)))
     first = math.ceil((axis.low - axis.zero) / step)
-    yield Markup('<path class="axis" d="M{} {:.1f}H{}"/>').format(LEFT, y, LEFT + PLOT)
-    for number in range(first, first + 12):
-        tick = number * step
-        if tick + axis.zero > axis.high:
-            break
-        x = axis.x(tick + axis.zero)
-        yield Markup('<path class="axis" d="M{0:.1f} {1:.1f}v5"/>').format(x, y)
-        yield _text(x, y + 17, f"{tick:.{digits}f}", "tick mid")
-    yield _text(LEFT + PLOT / 2, y + 34, "seconds since the run began", "label mid")
+    last = math.floor((axis.high - axis.zero) / step)
+    yield svg.path("axis", f"M{LEFT} {y:.1f}H{LEFT + PLOT}")
+    seconds = [number * step for number in range(first, min(last, first + 11) + 1)]
+    yield from svg.ticks(y, ((axis.x(s + axis.zero), f"{s:.{digits}f}") for s in seconds))
+    yield svg.text(LEFT + PLOT / 2, y + 34, "seconds since the run began", "label mid")
 
 
 def _bands(incident: Incident, axis: Axis, bottom: float) -> Iterator[Markup]:
@@ -176,12 +157,10 @@ def _bands(incident: Incident, axis: Axis, bottom: float) -> Iterator[Markup]:
         left, right = axis.x(start), axis.x(end)
         if right - left < 0.5:
             continue
-        yield Markup(
-            '<rect class="band b{}" x="{:.1f}" y="24" width="{:.1f}" height="{:.1f}"/>'
-        ).format(number % 2, left, right - left, bottom - 24)
+        yield svg.rect(f"band b{number % 2}", left, 24, right - left, bottom - 24)
         # Narrow neighbours would print over each other: the second goes one line up.
         crowded = left < last_label
-        yield _text(left + 2, 8 if crowded else 20, one_line(phase, 12), "phase")
+        yield svg.text(left + 2, 8 if crowded else 20, one_line(phase, 12), "phase")
         last_label = left + 8 * len(one_line(phase, 12)) if not crowded else last_label
 
 
@@ -192,7 +171,7 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
     """One lane per phase; requests that overlap get rows of their own."""
     out: list[Markup] = []
     phases = list(dict.fromkeys(r.phase for r in sorted(requests, key=lambda r: r.sent.mono)))
-    out.append(_text(4, y + 4, "Requests", "panel"))
+    out.append(svg.text(4, y + 4, "Requests", "panel"))
     y += 14
     for phase in phases:
         rows: list[float] = []
@@ -214,16 +193,12 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
             # Where a lane is full bars overlap: what failed is drawn last, on top.
             (failed if label else out).append(_bar(request, left, top + row * ROW, width, label))
         out += failed
-        out.append(_text(LEFT - 8, top + 9, one_line(phase, 16), "label end"))
+        out.append(svg.text(LEFT - 8, top + 9, one_line(phase, 16), "label end"))
         y = top + len(rows) * ROW + 6
     x = float(LEFT)
     for kind, wording in STATUS_WORDS.items():
-        out.append(
-            Markup(
-                '<rect class="req {}" x="{:.0f}" y="{:.1f}" width="10" height="10" rx="2"/>'
-            ).format(kind, x, y + 2)
-        )
-        out.append(_text(x + 14, y + 11, wording, "tick"))
+        out.append(svg.rect(f"req {kind}", x, y + 2, 10, 10, rx=2))
+        out.append(svg.text(x + 14, y + 11, wording, "tick"))
         x += 34 + 6.4 * len(wording)
     return out, y + 34
 
@@ -234,15 +209,12 @@ def _bar(request: RequestRecord, left: float, y: float, width: float, label: str
         f"request {request.id}, {request.phase}: {one_line(request.label, 120)}: "
         f"{timeline.status_words(request)} after {units.duration(request.latency_s)}"
     )
-    bar = Markup(
-        '<rect class="req {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="11" rx="2">'
-        "<title>{}</title></rect>"
-    ).format(kind, left, y, width, tip)
+    bar = svg.rect(f"req {kind}", left, y, width, 11, tip, rx=2)
     if not label:
         return bar
     if width >= 90:
-        return bar + _text(left + 6, y + 9, label, "inbar")
-    return bar + _text(left + width + 3, y + 9, label, f"tick {kind}-text")
+        return bar + svg.text(left + 6, y + 9, label, "inbar")
+    return bar + svg.text(left + width + 3, y + 9, label, f"tick {kind}-text")
 
 
 # ------------------------------------------------------------------ lines
@@ -268,7 +240,7 @@ def _panel(
     if not visible:
         return [], y
     top_value = max(least, *(v for t in visible for _, v in t.points))
-    tick = nice_step(top_value, 4)
+    tick = svg.nice_step(top_value, 4)
     if step:
         tick = max(1.0, tick)  # there is no half request
     top_value = math.ceil(top_value / tick - 1e-9) * tick
@@ -276,25 +248,18 @@ def _panel(
     def scale(value: float) -> float:
         return y + 8 + height * (1 - min(max(value, 0.0), top_value) / top_value)
 
-    out = [_text(4, y + 12, name, "panel"), _text(4, y + 27, unit, "tick")]
-    mark = 0.0
-    while mark <= top_value * 1.001:
-        out.append(Markup('<path class="grid" d="M{} {:.1f}h{}"/>').format(LEFT, scale(mark), PLOT))
-        out.append(_text(LEFT - 8, scale(mark) + 4, f"{mark:g}", "tick end"))
-        mark += tick
+    out = [svg.text(4, y + 12, name, "panel"), svg.text(4, y + 27, unit, "tick")]
+    marks = [tick * number for number in range(round(top_value / tick) + 1)]
+    out += svg.grid_lines(LEFT, PLOT, ((mark, f"{mark:g}") for mark in marks), scale)
     labels: list[tuple[float, int, str]] = []
     for number, track in enumerate(visible):
         path = _path(track, axis, scale, step)
         last = track.points[-1][1]
         highest = max(v for _, v in track.points)
         tip = f"{one_line(track.name, 60)}: last {last:.0f}, highest {highest:.0f}"
-        out.append(
-            Markup('<path class="line s{}" d="{}"><title>{}</title></path>').format(
-                number, path, tip
-            )
-        )
+        out.append(svg.path(f"line s{number}", path, tip))
         labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
-    out += end_labels(labels, LEFT + PLOT + 6)
+    out += svg.end_labels(labels, LEFT + PLOT + 6)
     return out, y + height + 34
 
 

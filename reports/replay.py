@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Replay, bucket_words
-from mmrepro.reports import documents, findings
-from mmrepro.reports.blocks import (
-    Block,
-    Page,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    Warning,
-    bullets,
-    code,
-    columns,
-    count,
-    folded,
-    table,
-)
-from mmrepro.reports.bundle_file import is_bundle, read_listed
-from mmrepro.reports.documents import Kind, load_document, read_document
+from mmrepro.reports import blocks as b, documents, findings, words
+from mmrepro.reports.documents import kind
 
 TIME_WORDS: Final = {
     "fast": "as fast as the barriers allow",
     "real": "at the recording's own times",
     "order": "one after another",
 }
-
-
-def load(place: Path) -> Replay:
-    """The replay kept in ``place``, a folder, its document or a bundle.
-
-    Raises:
-        BadIncident: there is none, or it cannot be read; the message says why.
-    """
-    if is_bundle(place):
-        data = read_listed(place, REPLAY_FILE)
-        return read_document(data, place, Replay, "replay", REPLAY_VERSION)
-    return load_document(place, REPLAY_FILE, Replay, "replay", REPLAY_VERSION)
 
 
 def write_replay(replay: Replay, directory: Path) -> None:
@@ -62,7 +33,7 @@ def write_replay(replay: Replay, directory: Path) -> None:
     documents.write(KIND, replay, directory)
 
 
-def compose(replay: Replay, folder: str = "") -> Page:
+def compose(replay: Replay, folder: str = "") -> b.Page:
     """The page. ``folder``: the replay's, for its commands; empty: they are typed in it."""
     found = listed(replay)
     nothing = "no oracle objects to this traffic"
@@ -72,36 +43,37 @@ def compose(replay: Replay, folder: str = "") -> Page:
         for s in replay.unconfirmed[:100]
     ]
     counted = findings.times(replay.counted)
-    return Page(
+    return b.Page(
         title=f"Replay of {where}",
         badge=findings.badge(replay, replay.findings, nothing),
         subject=where,
-        warning=Warning(replay.failure) if replay.failure else None,
+        warning=b.Warning(replay.failure) if replay.failure else None,
         card=[*findings.card(found)],
         counts=[
             *findings.counts(replay.findings, len(replay.unconfirmed)),
             f"{starts(replay)} of at most {replay.budget} servers started",
             duration(seconds(replay)),
         ],
-        commands=[*_commands(replay, folder)],
+        commands=[*findings.commands(replay, found, folder)],
         sections=[
-            Section("Shrinking", findings.shrinking(found), 80),
+            b.Section("Shrinking", findings.shrinking(found), 80),
             findings.findings_section(found),
-            Section(
+            b.Section(
                 "Observed once, not again",
-                table(["class:name", "observed", "expected"], once, "observed once"),
+                b.table(["class:name", "observed", "expected"], once, "observed once"),
                 85,
             ),
-            Section("Counted, not reported", [Paragraph(counted)] if counted else [], 50),
-            Section("What could not be judged", bullets(replay.unseen), 75),
-            Section("The traffic", bullets(origin(replay)), 55),
-            Section("Attempts", _attempts(replay), 30),
+            b.Section("Counted, not reported", [b.p(counted)] if counted else [], 50),
+            b.Section("What could not be judged", b.bullets(replay.unseen), 75),
+            b.Section("The traffic", b.bullets(origin(replay)), 55),
+            b.Section("Attempts", _attempts(replay), 30),
             *findings.context(replay, _setup(replay), replay.limits),
         ],
-        footer=(
-            f"Replay {replay.id}, {replay.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
-            code(REPLAY_FILE),
-            "; each finding has a folder of its own.",
+        footer=words.footer(
+            f"Replay {replay.id}",
+            replay.created,
+            REPLAY_FILE,
+            "each finding has a folder of its own",
         ),
     )
 
@@ -110,18 +82,11 @@ def listed(replay: Replay) -> list[findings.Listed]:
     return [findings.Listed(one.id, one, one.folder) for one in replay.findings]
 
 
-def _commands(replay: Replay, folder: str) -> Iterator[tuple[str, str]]:
-    if replay.state == "interrupted" and replay.resume:
-        yield "to resume it", replay.resume
-    yield from findings.next_commands(listed(replay), folder)
-    yield "to repeat it", replay.command
-
-
 def source(replay: Replay) -> str:
     """``night.har (200 requests)``."""
     kind = {"case": "a case", "har": "a HAR", "batch": "a batch"}
     where = replay.origin.file or kind.get(replay.origin.format, replay.origin.format)
-    return f"{where} ({count(replay.requests, 'request')})"
+    return f"{where} ({b.count(replay.requests, 'request')})"
 
 
 def starts(replay: Replay) -> int:
@@ -139,33 +104,31 @@ def seconds(replay: Replay) -> float:
 def origin(replay: Replay) -> list[str]:
     """Sentences on what was read, left out and changed."""
     found = replay.origin
-    words = []
+    told = []
     if found.read:
         read = "1 entry" if found.read == 1 else f"{found.read} entries"
-        words.append(f"{read} read from {found.format}.")
+        told.append(f"{read} read from {found.format}.")
     if found.left_out:
-        words.append(f"Left out: {findings.times(found.left_out)}.")
+        told.append(f"Left out: {findings.times(found.left_out)}.")
     if found.dropped:
-        words.append(f"Never kept: {findings.times(found.dropped)}.")
+        told.append(f"Never kept: {findings.times(found.dropped)}.")
     if found.anonymised:
-        words.append("Texts and images are random ones of the same lengths and the same sharing.")
+        told.append("Texts and images are random ones of the same lengths and the same sharing.")
     if found.scaled:
-        words.append("Lengths are scaled to the model's limits.")
-    return words + list(found.notes)
+        told.append("Lengths are scaled to the model's limits.")
+    return told + list(found.notes)
 
 
-def _attempts(replay: Replay) -> list[Block]:
+def _attempts(replay: Replay) -> list[b.Block]:
     rows = [
-        Row(
-            (
-                str(play.number),
-                play.what,
-                str(play.requests),
-                play.error or play.state,
-                bucket_words(play.buckets),
-                duration(play.start_s),
-                duration(play.seconds),
-            ),
+        b.row(
+            str(play.number),
+            play.what,
+            str(play.requests),
+            play.error or play.state,
+            bucket_words(play.buckets),
+            duration(play.start_s),
+            duration(play.seconds),
             status="error" if play.error else play.state,
         )
         for play in replay.plays
@@ -174,8 +137,7 @@ def _attempts(replay: Replay) -> list[Block]:
         *("attempt:number", "for", "requests:number", "ended", "showed"),
         *("start:number", "took:number"),
     )
-    shown: list[Block] = [Table(columns(*heads), rows, "attempts")] if rows else []
-    return folded(count(len(rows), "attempt"), shown, open=len(rows) <= 12)
+    return b.counted("attempt", heads, rows)
 
 
 def _setup(replay: Replay) -> list[tuple[str, str]]:
@@ -187,11 +149,4 @@ def _setup(replay: Replay) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = Kind(
-    "a replay",
-    ("replay.md", "replay.html"),
-    load,
-    compose,
-    lambda replay: replay,
-    file=REPLAY_FILE,
-)
+KIND: Final = kind("replay", REPLAY_FILE, Replay, REPLAY_VERSION, compose, compose_at=compose)

@@ -74,24 +74,26 @@ def script(
     requests: list[dict[str, Any]] = []
     for op in case.operations:
         sent = json.loads(body(op, made, ""))
-        sent.pop("model")
-        one: dict[str, Any] = {"id": op.id, "path": op.path, "body": _short(sent, urls)}
-        if concurrent and op.after:
-            one["after"] = op.after
-        if op.leave:
-            one["leave"] = op.leave
-        requests.append(one)
+        del sent["model"]
+        more = {"after": op.after if concurrent else None, "leave": op.leave}
+        one = {"id": op.id, "path": op.path, "body": _short(sent, urls)}
+        requests.append(one | {key: value for key, value in more.items() if value})
     common = _common([one["body"] for one in requests])
     images = _images(case, made)
     kinds = {facts[0] for facts in images.values()}
     model = _model(case.server.model)
-    told = {e.operation: _facts(e.model_dump(exclude={"operation"})) for e in finding.expectations}
+    told = {
+        e.operation: e.model_dump(exclude={"operation"}, exclude_none=True)
+        for e in finding.expectations
+    }
     kind = finding.finding_class.value
+    said = f"{findings.observation(finding)}. Expected: {findings.expected(finding)}."
+    random = "; its texts and images are random ones" if case.origin.anonymised else ""
     text: str = _template().render(
         title=_comment(f"{findings.finding_title(finding)}."),
-        said=_wrapped(f"{findings.observation(finding)}. Expected: {findings.expected(finding)}."),
+        said=textwrap.fill(_comment(said), WIDTH),
         commands=server_steps(case, settings, project),
-        note=_comment(_note(case)),
+        note=_comment(f"Made by mmrepro {__version__}{random}."),
         kind=kind,
         untold=UNTOLD,
         absent=_ABSENT.get(kind, "every answer is as expected"),
@@ -182,23 +184,15 @@ def server_steps(case: Case, settings: list[Setting], project: str = "") -> list
     """What a reader types to have the server: the engine, the model, the server's command."""
     server = case.server
     written = server.model in TINY and server.model not in UNWRITTEN
-    model = MODEL_DIR if written else _public_model(server.model)
+    # A folder by its last part: where it lay is of no use to others.
+    own = f"./{Path(server.model).name}" if "/" in server.model.strip("/") else server.model
+    model = MODEL_DIR if written else own
     lines = [f"pip install {project or server.engine}=={server.release}"]
     if server.engine == "minivllm":
         lines = ["export PYTHONPATH=reproducers   # of the sources of mmrepro: minivllm is there"]
     if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]
-
-
-def _public_model(model: str) -> str:
-    """A folder by its last part: where it lay is of no use to others."""
-    return model if "/" not in model.strip("/") else f"./{Path(model).name}"
-
-
-def _note(case: Case) -> str:
-    done = "; its texts and images are random ones" if case.origin.anonymised else ""
-    return f"Made by mmrepro {__version__}{done}."
 
 
 @cache
@@ -215,12 +209,8 @@ def _model(name: str) -> tuple[str, str] | None:
 
 
 def _packed(data: bytes) -> str:
+    """As a string that Python has, a long one over several lines."""
     text = base64.b85encode(zlib.compress(data, 9)).decode()
-    return _broken(text)
-
-
-def _broken(text: str) -> str:
-    """A long string as Python has it, over several lines."""
     if len(text) <= WIDTH - 8:
         return repr(text)
     pieces = textwrap.wrap(text, WIDTH - 8, break_on_hyphens=False)
@@ -341,17 +331,9 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def _facts(expected: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in expected.items() if value is not None}
-
-
 def _comment(text: str) -> str:
     """On one line, in a docstring that it cannot end."""
     return one_line(text, 600).replace("\\", "/").replace('"""', "'''").rstrip('"')
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(_comment(text), WIDTH)
 
 
 @cache

@@ -11,14 +11,13 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.case.model import COMPLETIONS, Barrier, Case, Operation
-from mmrepro.reports.svg import WIDTH, svg, text
+from mmrepro.reports.svg import WIDTH, path, rect, svg, tag, text
 from mmrepro.text.sanitize import clip, one_line
 
 MAX_LANES: Final = 60
 MAX_IMAGES: Final = 60
 RESULT: Final = 64
 """Characters of what came of a request, in the drawing; the table has the rest."""
-KINDS: Final = ("ok", "client", "server", "lost", "left", "unsent", "unknown")
 ENDS: Final = {
     "ok": "■",
     "client": "□",
@@ -118,17 +117,11 @@ def _kept(lanes: list[Lane]) -> list[Lane]:
 
 def kind_of(result: str) -> str:
     """What came of a request, by its first words; see ``Finding.observed``."""
-    if result.startswith("no answer"):
-        return "lost"
-    if result.startswith("left"):
-        return "left"
-    if result.startswith("not sent"):
-        return "unsent"
-    if result[:1] == "2":
-        return "ok"
-    if result[:1] == "4":
-        return "client"
-    return "server" if result else "unknown"
+    begins = {
+        "no answer": "lost", "left": "left", "not sent": "unsent", "2": "ok", "4": "client",
+        "": "server" if result else "unknown",
+    }  # fmt: skip
+    return next(kind for start, kind in begins.items() if result.startswith(start))
 
 
 def request_shape(op: Operation) -> str:
@@ -222,23 +215,17 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Mark
     sent = lane.kind != "unsent"
     x0, x1 = LEFT + lane.sent * step, LEFT + lane.end * step - min(3.0, step / 4)
     if lane.fails:
-        band = Markup('<rect class="b1" x="0" y="{:.1f}" width="{}" height="{}"/>')
-        yield band.format(top, WIDTH, LANE)
+        yield rect("b1", 0, top, WIDTH, LANE)
     yield text(4, middle + 4, "! " * lane.fails + one_line(op.id, 12), "name")
     if sent:
         tip = f"{op.id}: {lane.shape}; {', '.join(op.after) or 'at once'}; {lane.result}"
-        yield Markup(
-            '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="12" rx="3">'
-            "<title>{}</title></rect>"
-        ).format(
-            _FILLS.get(lane.kind, lane.kind), x0, middle - 6, max(6.0, x1 - x0), one_line(tip, 400)
-        )
+        fill, wide = _FILLS.get(lane.kind, lane.kind), max(6.0, x1 - x0)
+        yield rect(fill, x0, middle - 6, wide, 12, one_line(tip, 400), rx=3)
         for column, name in lane.marks.items():
-            yield Markup(
-                '<text class="inbar mid" x="{:.1f}" y="{:.1f}">▸<title>{}</title></text>'
-            ).format(LEFT + (column + 1) * step - step / 3, middle + 4, one_line(name, 60))
+            x, hint = LEFT + (column + 1) * step - step / 3, tag("title", one_line(name, 60))
+            yield tag("text", "▸", hint, cls="inbar mid", x=x, y=middle + 4)
     else:
-        yield Markup('<path class="grid" d="M{:.1f} {:.1f}h{:.1f}"/>').format(x0, middle, step)
+        yield path("grid", f"M{x0:.1f} {middle:.1f}h{step:.1f}")
     classes = "inbar end" if sent else "tick"
     yield text(max(x1, x0 + 6) - 2, middle + 4, ENDS[lane.kind], classes)
     x = WIDTH - RIGHT + 8.0
@@ -264,10 +251,9 @@ def images_picture(drawn: Sequence, words: dict[str, str]) -> Markup:
 def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:
     """A small mark of an image's identity: never its content. Its pattern is its number's."""
     bits = (number + 1) * 2654435761 >> 7 & 0xFF | 2 << number % 3
-    square = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{}" height="{}"/>')
-    yield square.format("b1", x, y, 20, 20)
+    yield rect("b1", x, y, 20, 20)
     for cell in range(8):
         row, column = divmod(cell, 2)
         for at in (column, 3 - column) if bits >> cell & 1 else ():
-            yield square.format(f"s{number % 6}-text", x + 5 * at, y + 5 * row, 5, 5)
+            yield rect(f"s{number % 6}-text", x + 5 * at, y + 5 * row, 5, 5)
     yield text(x + 22, y + 15, one_line(letter, 8), f"name s{number % 6}-text")

@@ -1,4 +1,4 @@
-"""Pieces of hand-drawn SVG that the pictures share: text, axes, labels, a chart of steps.
+"""Elements of HTML, and pieces of hand-drawn SVG that the pictures share: axes, labels, charts.
 
 No script, no style attribute: colours are classes of the page's style sheet. All numbers and texts
 come from files: both are bounded here.
@@ -7,7 +7,7 @@ come from files: both are bounded here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -24,26 +24,77 @@ PLOT_H: Final = 170
 MAX_LINES: Final = 6
 """Colours of the style sheet."""
 MAX_MARKS: Final = 24
+_SHAPES: Final = ("path", "rect", "circle")
+"""Elements that most often hold nothing."""
+
+
+def join(parts: Iterable[Markup | str]) -> Markup:
+    """The parts one after another; what is plain text among them is escaped."""
+    return Markup("").join(parts)
+
+
+def tag(name: str, *inside: Markup | str, **attributes: object) -> Markup:
+    """An element, its texts escaped: ``tag("td", text, cls="tight", data_at=2.5)``.
+
+    ``cls`` is its class; an underscore stands for a hyphen. An attribute that is None, False or
+    empty is left out, True is one without a value, and a fraction is rounded to a tenth: a pixel.
+    """
+    given = join(
+        Markup(' {}="{}"').format(
+            "class" if key == "cls" else key.replace("_", "-"),
+            "" if value is True else f"{value:.1f}" if isinstance(value, float) else value,
+        )
+        for key, value in attributes.items()
+        if value is not None and value is not False and value != ""
+    )
+    if name in _SHAPES and not inside:
+        return Markup("<{}{}/>").format(name, given)
+    return Markup("<{0}{1}>{2}</{0}>").format(name, given, join(inside))
 
 
 def text(x: float, y: float, words: str, classes: str) -> Markup:
     """``words``, one line of at most 90 characters, at their lower left."""
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-        classes, x, y, one_line(words, 90)
-    )
+    return tag("text", one_line(words, 90), cls=classes, x=float(x), y=float(y))
 
 
-def line(x1: float, y1: float, x2: float, y2: float, classes: str) -> Markup:
-    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
-        classes, x1, y1, x2, y2
-    )
+def path(classes: str, d: str, tip: str = "", **more: object) -> Markup:
+    return tag("path", *title(tip), cls=classes, **more, d=d)
+
+
+def rect(
+    classes: str, x: float, y: float, width: float, height: float, tip: str = "", **more: object
+) -> Markup:
+    return tag("rect", *title(tip), cls=classes, x=x, y=y, width=width, height=height, **more)
+
+
+def circle(classes: str, x: float, y: float, radius: float, tip: str = "") -> Markup:
+    return tag("circle", *title(tip), cls=classes, cx=x, cy=y, r=radius)
+
+
+def title(tip: str) -> list[Markup]:
+    """What a pointer that rests on an element shows."""
+    return [tag("title", tip)] if tip else []
 
 
 def svg(width: float, height: float, label: str, body: Iterable[Markup]) -> Markup:
     """The drawing. ``label`` says what it shows, for those who do not see it."""
-    return Markup(
-        '<svg class="picture" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    ).format(width, height, label, Markup("").join(body))
+    box = f"0 0 {width:.0f} {height:.0f}"
+    return tag("svg", *body, cls="picture", viewBox=box, role="img", aria_label=label)
+
+
+def described(name: str, height: float, label: str, words: str, body: Iterable[Markup]) -> Markup:
+    """A drawing whose label and description are elements of their own, called after ``name``."""
+    return tag(
+        "svg",
+        tag("title", label, id=f"{name}-title"),
+        tag("desc", words, id=f"{name}-desc"),
+        *body,
+        cls="picture",
+        viewBox=f"0 0 {WIDTH} {height:.0f}",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+        xmlns="http://www.w3.org/2000/svg",
+    )
 
 
 def nice_step(width: float, count: int) -> float:
@@ -51,6 +102,22 @@ def nice_step(width: float, count: int) -> float:
     raw = max(width / count, 1e-3)
     power = 10.0 ** math.floor(math.log10(raw))
     return next((m * power for m in (1, 2, 5, 10) if m * power >= raw), raw)
+
+
+def grid_lines(
+    left: float, width: float, marks: Iterable[tuple[float, str]], y: Callable[[float], float]
+) -> Iterator[Markup]:
+    """A line across the plot for each mark, its label left of it."""
+    for value, label in marks:
+        yield path("grid", f"M{left} {y(value):.1f}h{width}")
+        yield text(left - 8, y(value) + 4, label, "tick end")
+
+
+def ticks(base: float, marks: Iterable[tuple[float, str]]) -> Iterator[Markup]:
+    """Marks on the x axis at ``base``: each an x and its label."""
+    for x, label in marks:
+        yield path("axis", f"M{x:.1f} {base:.1f}v5")
+        yield text(x, base + 17, label, "tick mid")
 
 
 def end_labels(labels: Iterable[tuple[float, int, str]], x: float) -> Iterator[Markup]:
@@ -89,45 +156,39 @@ def steps(
     most_y = max(1.0, *(y for line in drawn for _, y in line.points))
     tick = max(1.0, nice_step(most_y, 4))
     most_y = math.ceil(most_y / tick) * tick
+    step = max(1.0, nice_step(most_x, 12))
     base = TOP + PLOT_H
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        return LEFT + PLOT_W * min(x / most_x, 1.0), base - PLOT_H * y / most_y
+    def right(x: float) -> float:
+        return LEFT + PLOT_W * min(x / most_x, 1.0)
 
-    body = [text(4, 16, title, "panel")]
-    for number in range(round(most_y / tick) + 1):
-        y = at(0, number * tick)[1]
-        body.append(Markup('<path class="grid" d="M{} {:.1f}h{}"/>').format(LEFT, y, PLOT_W))
-        body.append(text(LEFT - 8, y + 4, f"{number * tick:,.0f}", "tick end"))
-    step = max(1.0, nice_step(most_x, 12))
-    for number in range(int(most_x / step) + 1):
-        x = at(number * step, 0)[0]
-        body.append(Markup('<path class="axis" d="M{:.1f} {}v5"/>').format(x, base))
-        body.append(text(x, base + 17, f"{number * step:,.0f}", "tick mid"))
-    body.append(text(LEFT + PLOT_W / 2, base + 35, across, "label mid"))
+    def up(y: float) -> float:
+        return base - PLOT_H * y / most_y
+
+    heights = [number * tick for number in range(round(most_y / tick) + 1)]
+    along = [number * step for number in range(int(most_x / step) + 1)]
+    body = [
+        text(4, 16, title, "panel"),
+        *grid_lines(LEFT, PLOT_W, ((y, f"{y:,.0f}") for y in heights), up),
+        *ticks(base, ((right(x), f"{x:,.0f}") for x in along)),
+        text(LEFT + PLOT_W / 2, base + 35, across, "label mid"),
+    ]
     for number, (x, name) in enumerate(marks[:MAX_MARKS]):
-        left = at(_bounded(x), 0)[0]
-        row = base - 8 - 13 * (number % 4)
-        dashed = Markup('<path class="axis" stroke-dasharray="3 3" d="M{:.1f} {}V{}"/>')
-        body.append(dashed.format(left, TOP, base))
-        body.append(text(left + 4, row, name, "name"))
+        left = right(_bounded(x))
+        body.append(path("axis", f"M{left:.1f} {TOP}V{base}", stroke_dasharray="3 3"))
+        body.append(text(left + 4, base - 8 - 13 * (number % 4), name, "name"))
     for number, line in enumerate(drawn):
+        first, last = line.points[0], line.points[-1]
         # Points that change nothing are left out: a session has thousands of them.
-        x, y = at(*line.points[0])
-        path = f"M{x:.1f} {y:.1f}"
-        for (_, before), (after_x, after) in pairwise(line.points):
-            if after != before:
-                x, y = at(after_x, after)
-                path += f"H{x:.1f}V{y:.1f}"
-        path += f"H{at(line.points[-1][0], 0)[0]:.1f}"
-        tip = f"{one_line(line.name, 60)}: {line.points[0][1]:,.0f} to {line.points[-1][1]:,.0f}"
-        body.append(
-            Markup('<path class="line s{}" d="{}"><title>{}</title></path>').format(
-                number, path, tip
-            )
-        )
+        d = f"M{right(first[0]):.1f} {up(first[1]):.1f}"
+        for (_, before), (x, y) in pairwise(line.points):
+            if y != before:
+                d += f"H{right(x):.1f}V{up(y):.1f}"
+        d += f"H{right(last[0]):.1f}"
+        tip = f"{one_line(line.name, 60)}: {first[1]:,.0f} to {last[1]:,.0f}"
+        body.append(path(f"line s{number}", d, tip))
     ends = (
-        (at(*line.points[-1])[1], number, f"{one_line(line.name, 22)} {line.points[-1][1]:,.0f}")
+        (up(line.points[-1][1]), number, f"{one_line(line.name, 22)} {line.points[-1][1]:,.0f}")
         for number, line in enumerate(drawn)
     )
     return svg(WIDTH, base + 44, title, [*body, *end_labels(ends, LEFT + PLOT_W + 6)])

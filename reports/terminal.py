@@ -10,25 +10,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, assert_never
 
-from mmrepro.reports.blocks import (
-    FRAMES,
-    Block,
-    Bullets,
-    Details,
-    Facts,
-    Fence,
-    Heading,
-    Inline,
-    Page,
-    Paragraph,
-    Picture,
-    Sides,
-    Span,
-    Stack,
-    Table,
-    spans,
-    words,
-)
+from mmrepro.reports import blocks as b
 from mmrepro.reports.markdown import numbered
 from mmrepro.text.sanitize import clip, one_line, plain
 
@@ -46,7 +28,7 @@ _PIPED: Final = 400
 
 
 def print_page(
-    page: Page, console: Console, place: str = "", *, full: bool = False, quiet: bool = False
+    page: b.Page, console: Console, place: str = "", *, full: bool = False, quiet: bool = False
 ) -> None:
     """Print the end screen, with all sections before it if ``full``.
 
@@ -57,24 +39,26 @@ def print_page(
     out = _Lines(console)
     if full:
         for section in page.shown:
-            out.add([], [Span(section.title, "strong")])
+            out.add([], [b.Span(section.title, "strong")])
             for block in section.blocks:
                 out.block(block)
         out.add([])
     tail = _Lines(console)
     if place:
-        tail.add([Span("page: ", tone="soft"), _place(place)])
+        tail.add([b.Span("page: ", tone="soft"), _place(place)])
     if not quiet:
         for why, command in page.commands:
-            tail.add([Span(f"{why}: ", tone="soft"), Span(command, "code")])
+            tail.add([b.Span(f"{why}: ", tone="soft"), b.Span(command, "code")])
     note = f" ({page.badge.note})" if page.badge.note else ""
-    tail.add([Span(page.badge.label.upper(), "strong", page.badge.tone), f"{note}: {page.subject}"])
+    tail.add(
+        [b.Span(page.badge.label.upper(), "strong", page.badge.tone), f"{note}: {page.subject}"]
+    )
     if not quiet:
         card = _Lines(console)
         if page.warning:
-            card.add([Span(page.warning.text, tone="unsure")])
+            card.add([b.Span(page.warning.text, tone="unsure")])
             for line in page.warning.lines[-4:]:
-                card.add(["  ", Span(line, tone="soft")], cut=True)
+                card.add(["  ", b.Span(line, tone="soft")], cut=True)
         for block in page.card:
             card.block(block, short=True)
         if page.counts:
@@ -84,7 +68,7 @@ def print_page(
     out.print()
 
 
-def print_blocks(blocks: Sequence[Block], console: Console) -> None:
+def print_blocks(blocks: Sequence[b.Block], console: Console) -> None:
     """Print the blocks alone, such as a table that a command answers with."""
     out = _Lines(console)
     for block in blocks:
@@ -92,10 +76,10 @@ def print_blocks(blocks: Sequence[Block], console: Console) -> None:
     out.print()
 
 
-def _place(place: str) -> Span:
+def _place(place: str) -> b.Span:
     # A leading ~/ stays outside the quotes, or a shell would not expand it.
     home = place.startswith("~/")
-    return Span("~/" * home + shlex.quote(place[2 * home :]), "code")
+    return b.Span("~/" * home + shlex.quote(place[2 * home :]), "code")
 
 
 class _Lines:
@@ -114,12 +98,14 @@ class _Lines:
     def _rows(self, line: Text) -> int:
         return max(1, -(-line.cell_len // self._wide)) if self._wide else 1
 
-    def add(self, *lines: Iterable[str | Span], cut: bool = False, verbatim: bool = False) -> None:
+    def add(
+        self, *lines: Iterable[str | b.Span], cut: bool = False, verbatim: bool = False
+    ) -> None:
         """``cut``: each stays on one row of the terminal. ``verbatim``: blanks in it stay."""
         from rich.text import Text
 
         for line in lines:
-            text = Text.assemble(*[_piece(span, verbatim) for span in spans(tuple(line))])
+            text = Text.assemble(*[_piece(span, verbatim) for span in b.spans(tuple(line))])
             if cut and self._wide:
                 text.truncate(self._wide, overflow="ellipsis")
             self._lines.append(text)
@@ -137,56 +123,60 @@ class _Lines:
             kept.append(line)
         self._lines += kept
         left = len(other._lines) - len(kept)
-        self.add([Span(f"… {left} more lines: --full", tone="soft")])
+        self.add([b.Span(f"… {left} more lines: --full", tone="soft")])
 
     def print(self) -> None:
         for line in self._lines:
             self._console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
-    def block(self, block: Block, *, short: bool = False) -> None:
+    def block(self, block: b.Block, *, short: bool = False) -> None:
         """``short``: as a first screen shows it."""
         match block:
-            case Heading(text):
-                self.add(spans(text))
-            case Paragraph(text, tone):
+            case b.Heading(text):
+                self.add(b.spans(text))
+            case b.Paragraph(text, tone):
                 self.add([_with(span, tone) for span in _clipped(text, 190 if short else 4000)])
-            case Bullets(items, tone):
+            case b.Bullets(items, tone):
                 most = 190 if short else 4000
                 for item in items:
                     self.add(["  ", *(_with(span, tone) for span in _clipped(item, most))])
-            case Table():
+            case b.Table():
                 self._table(block.trimmed)
-            case Facts(rows):
-                kept = [(label, value) for label, value in rows if words(value)]
+            case b.Facts(rows):
+                kept = [(label, value) for label, value in rows if b.words(value)]
                 wide = max((len(label) for label, _ in kept), default=0)
-                self.add(*[[Span(k.ljust(wide + 2), tone="soft"), *spans(v)] for k, v in kept])
-            case Fence():
+                self.add(*[[b.Span(k.ljust(wide + 2), tone="soft"), *b.spans(v)] for k, v in kept])
+            case b.Fence():
                 self.add(*[["  ", line] for line in numbered(block).split("\n")], verbatim=True)
-            case Stack():
-                self._stack(block, FRAMES if short else 60)
-            case Picture() | Sides():
+            case b.Stack():
+                self._stack(block, b.FRAMES if short else 60)
+            case b.Picture() | b.Sides():
                 for one in block.instead:
                     self.block(one, short=short)
-            case Details(title, inner):
-                self.add([Span(title, tone="soft")])
+            case b.Details(title, inner):
+                self.add([b.Span(title, tone="soft")])
                 for one in inner:
                     self.block(one)
             case _:
                 assert_never(block)
 
-    def _stack(self, stack: Stack, most: int) -> None:
-        self.add([Span(stack.title, tone="soft")])
+    def _stack(self, stack: b.Stack, most: int) -> None:
+        self.add([b.Span(stack.title, tone="soft")])
         for number, frame in enumerate(stack.frames[:most]):
             where = f" ({frame.file}:{frame.line})" if frame.file else ""
             self.add(
-                ["  ", Span(frame.function, "" if number else "strong"), Span(where, tone="soft")]
+                [
+                    "  ",
+                    b.Span(frame.function, "" if number else "strong"),
+                    b.Span(where, tone="soft"),
+                ]
             )
         if len(stack.frames) > most:
-            self.add([Span(f"  … {len(stack.frames) - most} more frames", tone="soft")])
+            self.add([b.Span(f"  … {len(stack.frames) - most} more frames", tone="soft")])
 
-    def _table(self, table: Table) -> None:
+    def _table(self, table: b.Table) -> None:
         """One line a row. Columns of prose share what names and numbers leave of the width."""
-        texts = [[one_line(words(cell), _PIPED) for cell in row.cells] for row in table.rows]
+        texts = [[one_line(b.words(cell), _PIPED) for cell in row.cells] for row in table.rows]
         heads = [column.name for column in table.columns]
         widths = [max(map(len, column)) for column in zip(heads, *texts, strict=False)]
         if self._wide:
@@ -203,10 +193,10 @@ class _Lines:
 
 
 def _line(
-    given: Sequence[Inline],
+    given: Sequence[b.Inline],
     cells: Sequence[str],
     widths: Sequence[int],
-    table: Table,
+    table: b.Table,
     tone: str,
 ) -> Text:
     from rich.text import Text
@@ -215,14 +205,14 @@ def _line(
     for inline, cell, wide, column in zip(given, cells, widths, table.columns, strict=False):
         text = cell if len(cell) <= wide else cell[: wide - 1].rstrip() + "…"
         text = text.rjust(wide) if column.kind == "number" else text.ljust(wide)
-        own = next((span.tone for span in spans(inline) if span.tone), "")
+        own = next((span.tone for span in b.spans(inline) if span.tone), "")
         pieces.append((text + "  ", STYLES[own or tone]))
     line = Text.assemble(*pieces)
     line.rstrip()
     return line
 
 
-def _piece(span: Span, verbatim: bool) -> tuple[str, str]:
+def _piece(span: b.Span, verbatim: bool) -> tuple[str, str]:
     """One sanitised line that keeps the blanks at its ends: they are the layout."""
     weight = "bold " if span.style == "strong" else ""
     style = (weight + STYLES[span.tone]).strip()
@@ -234,17 +224,17 @@ def _piece(span: Span, verbatim: bool) -> tuple[str, str]:
     return " " * lead + one_line(bare, 4000) + " " * tail, style
 
 
-def _with(span: Span, tone: str) -> Span:
-    return span if span.tone or not tone else Span(span.text, span.style, tone, span.href)  # type: ignore[arg-type]
+def _with(span: b.Span, tone: str) -> b.Span:
+    return span if span.tone or not tone else b.Span(span.text, span.style, tone, span.href)  # type: ignore[arg-type]
 
 
-def _clipped(inline: Inline, limit: int) -> list[Span]:
+def _clipped(inline: b.Inline, limit: int) -> list[b.Span]:
     """Its pieces, at most so many characters together."""
     kept = []
-    for span in spans(inline):
+    for span in b.spans(inline):
         if limit <= 0:
             break
         text = span.text if len(span.text) <= limit else span.text[: limit - 1].rstrip() + "…"
-        kept.append(Span(text, span.style, span.tone, span.href))
+        kept.append(b.Span(text, span.style, span.tone, span.href))
         limit -= len(span.text)
     return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from mmrepro.evidence import Evidence, RequestRecord
@@ -84,12 +85,8 @@ class RequestGroup:
 
 def request_groups(requests: list[RequestRecord]) -> list[RequestGroup]:
     """Consecutive requests of one phase, purpose and status, as one row each."""
-    rows: list[list[RequestRecord]] = []
-    for request in sorted(requests, key=lambda r: (r.sent.mono, r.id)):
-        if rows and _key(rows[-1][0]) == _key(request):
-            rows[-1].append(request)
-        else:
-            rows.append([request])
+    ordered = sorted(requests, key=lambda r: (r.sent.mono, r.id))
+    rows = [[*alike] for _, alike in groupby(ordered, _key)]
     return [
         RequestGroup(
             first=row[0],

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident import ClaimStatus, Fidelity, MitigationFacts, ScenarioFacts
-from mmrepro.reports.blocks import Inline, Tone, code
+from mmrepro.incident import (
+    ClaimResult,
+    ClaimStatus,
+    Fidelity,
+    MitigationFacts,
+    ScenarioFacts,
+    StandIn,
+)
+from mmrepro.incident.ledger import Attempt
+from mmrepro.records import HostFacts, Moment
+from mmrepro.reports.blocks import Block, Inline, Tone, code, row, slug, table, toned
 from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {
@@ -38,32 +48,88 @@ FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
     "does, and nothing of another engine",
     Fidelity.LIVE: "a live server that mmrepro did not start and only looked at",
 }
-TRUTH_MARKS: Final[dict[Truth, str]] = {Truth.MET: "✔", Truth.NOT_MET: "✘", Truth.UNKNOWN: "?"}
-TRUTH_TONES: Final[dict[Truth, Tone]] = {
-    Truth.MET: "good",
-    Truth.NOT_MET: "bad",
-    Truth.UNKNOWN: "unsure",
+TRUTHS: Final[dict[Truth, tuple[str, Tone]]] = {
+    Truth.MET: ("✔ met", "good"),
+    Truth.NOT_MET: ("✘ not met", "bad"),
+    Truth.UNKNOWN: ("? unknown", "unsure"),
 }
-TRUTH_WORDS: Final[dict[Truth, str]] = {
-    Truth.MET: "met",
-    Truth.NOT_MET: "not met",
-    Truth.UNKNOWN: "unknown",
+CLAIMS: Final[dict[ClaimStatus, tuple[str, str, Tone]]] = {
+    ClaimStatus.CONFIRMED: ("✔", "confirmed", "good"),
+    ClaimStatus.REFUTED: ("✘", "refuted", "bad"),
+    ClaimStatus.NOT_TESTED: ("–", "not tested", "soft"),
 }
-CLAIM_MARKS: Final[dict[ClaimStatus, str]] = {
-    ClaimStatus.CONFIRMED: "✔",
-    ClaimStatus.REFUTED: "✘",
-    ClaimStatus.NOT_TESTED: "–",
+ABNORMAL: Final[dict[bool | None, tuple[str, str, Tone]]] = {
+    True: ("yes", "abnormal", "bad"),
+    False: ("no", "normal", ""),
+    None: ("unknown", "unknown", "unsure"),
 }
-CLAIM_TONES: Final[dict[ClaimStatus, Tone]] = {
-    ClaimStatus.CONFIRMED: "good",
-    ClaimStatus.REFUTED: "bad",
-    ClaimStatus.NOT_TESTED: "soft",
-}
-CLAIM_WORDS: Final[dict[ClaimStatus, str]] = {
-    ClaimStatus.CONFIRMED: "confirmed",
-    ClaimStatus.REFUTED: "refuted",
-    ClaimStatus.NOT_TESTED: "not tested",
-}
+"""Of a symptom: whether it is abnormal, its state in one word, its tone."""
+
+
+def sentence(text: str) -> str:
+    """``text`` with a full stop, unless it has an end of its own."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else text + "."
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def footer(name: str, created: Moment, file: str, rest: str) -> Inline:
+    """``name``, when it was made, of which ``file``, and what lies beside it."""
+    return (f"{name}, {created.wall:%Y-%m-%d %H:%M:%S} UTC, from ", code(file), f"; {rest}.")
+
+
+RUNS: Final = "each run's incident lies in its own folder"
+
+
+def made_on(host: HostFacts, version: str) -> list[tuple[str, str]]:
+    """The last rows of a set-up."""
+    where = f"{host.cpu}, {host.cores} cores, {host.os}"
+    return [("host", where), ("made by", f"mmrepro {version}")]
+
+
+def fidelity_words(*fidelities: Fidelity | None) -> str:
+    """Each one's name and what it means."""
+    known = dict.fromkeys(one for one in fidelities if one is not None)
+    return "; ".join(f"{one}: {FIDELITY_WORDS[one]}" for one in known) or "unknown"
+
+
+def stand_ins(given: Iterable[tuple[StandIn, str]], where: str) -> list[Block]:
+    """A table of stand-ins. Each text stands in the column called ``where``."""
+    rows = [(code(one.name), one.replaces, one.why, text) for one, text in given]
+    return table(["stand-in:name", "replaces", "why", where], rows, "stand-ins")
+
+
+def claim_counts(given: Iterable[ClaimResult], one: str, several: str) -> Iterator[str]:
+    """``3 claims confirmed``, for each status that there is."""
+    found = Counter(claim.status for claim in given)
+    for status, (_, word, _) in CLAIMS.items():
+        if number := found[status]:
+            yield f"{number} {one if number == 1 else several} {word}"
+
+
+def claims(given: Iterable[ClaimResult], first: str, said: str, plural: str) -> list[Block]:
+    """A table of claims: ``first`` and ``said`` are the names of its columns."""
+    rows = []
+    for one in given:
+        mark, word, tone = CLAIMS[one.status]
+        cells = (toned(f"{mark} {word}", tone), one.observed, one.text, one.source)
+        rows.append(row(*cells, status=word, anchor=slug(f"{said}-{one.id}")))
+    return table([f"{first}:name", "observed", said, "source:name"], rows, plural)
+
+
+def outcome(outcome: Outcome) -> str:
+    """Within a sentence."""
+    return OUTCOME_WORDS[outcome].lower()
+
+
+def attempt(attempt: Attempt, none: str) -> str:
+    """What came of a run; ``none``: it has no verdict."""
+    if attempt.outcome is not None:
+        return outcome(attempt.outcome)
+    return f"{none} ({attempt.lost})" if attempt.lost else none
 
 
 def scenario_name(scenario: ScenarioFacts) -> str:
@@ -74,13 +140,6 @@ def scenario_name(scenario: ScenarioFacts) -> str:
 def run_link(folder: str) -> Inline:
     """A run's folder, below the page's; a page links the run's own page."""
     return code(folder, f"{folder}/report.html") if folder else ""
-
-
-ABNORMAL_TONES: Final[dict[bool | None, Tone]] = {True: "bad", False: "", None: "unsure"}
-
-
-def abnormal_words(abnormal: bool | None) -> str:
-    return {True: "yes", False: "no", None: "unknown"}[abnormal]
 
 
 def part_words(condition: ConditionResult) -> str:

@@ -46,7 +46,7 @@ from mmrepro.reports.documents import render
 from mmrepro.reports.finding import LoadedFinding
 from mmrepro.reports.incident import KIND
 from mmrepro.reports.issue_form import incident_issue
-from mmrepro.reports.replay_public import public
+from mmrepro.reports.public import public
 from mmrepro.text.redact import PLACEHOLDER, Redactor
 
 RECORDED: Final = Path(__file__).resolve().parents[2] / "tests" / "evidence"

@@ -27,7 +27,6 @@ from mmrepro.cli.building import Sparse
 from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.progress import LiveView
 from mmrepro.records import Moment
-from mmrepro.reports.blocks import Page
 from mmrepro.reports.documents import Kind
 from mmrepro.reports.terminal import TONES
 from mmrepro.text.sanitize import one_line
@@ -78,15 +77,10 @@ def conduct(
             raise
 
 
-def finish(
-    asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path, page: Page | None = None
-) -> None:
+def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> None:
     """Print the end of a campaign: with --json its document, else its end screen.
 
     Beside a document, the page's place and the verdict go to stderr.
-
-    Args:
-        page: with commands that name ``folder``; None: the kind's own.
     """
     from mmrepro.reports.terminal import print_page
 
@@ -96,7 +90,8 @@ def finish(
     place = str(folder / kind.files[1])
     quiet = asked.quiet or asked.json
     console = table_console(stderr=aside)
-    print_page(page or kind.compose(made), console, place, full=asked.full, quiet=quiet)
+    page = kind.compose_at(made, str(folder)) if kind.compose_at else kind.compose(made)
+    print_page(page, console, place, full=asked.full, quiet=quiet)
 
 
 def note(text: str) -> Note:

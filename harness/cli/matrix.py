@@ -344,6 +344,7 @@ def diff(asked: MatrixDiffCommand) -> None:
     from mmrepro.history.events import ALARMS, diff as find
     from mmrepro.history.ledger import chosen_night, read
     from mmrepro.reports.blocks import Paragraph, count
+    from mmrepro.reports.night_json import DiffDocument
     from mmrepro.reports.nightly import events_table
     from mmrepro.reports.terminal import print_blocks
 
@@ -361,8 +362,7 @@ def diff(asked: MatrixDiffCommand) -> None:
         first = earlier[-1]
     found = find(first, after)
     if asked.json:
-        ids = {"before": first.night.id, "now": after.night.id}
-        emit({**ids, "events": [event.model_dump(mode="json") for event in found]})
+        emit(DiffDocument(before=first.night.id, now=after.night.id, events=found))
     else:
         changes = count(len(found), "change") if found else "Nothing changed"
         text = Paragraph(f"{changes} from {first.night.id} to {after.night.id}")

@@ -15,7 +15,6 @@ from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.replay.options import ReplayCommand
 
 if TYPE_CHECKING:
-    from mmrepro.reports.blocks import Page
     from mmrepro.reports.documents import Kind
 
 
@@ -31,12 +30,12 @@ def replay(asked: ReplayCommand) -> None:
     from mmrepro.replay.rounds import jobs_here
     from mmrepro.replay.server import server_wanted
     from mmrepro.replay.session import Replaying
-    from mmrepro.reports.replay import KIND, compose, write_replay
+    from mmrepro.reports.replay import KIND, write_replay
 
     named = {"engine": asked.engine} if asked.engine else {}
     asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
     jobs = asked.jobs or (None if asked.ray else jobs_here())
-    _conduct(asked, jobs, lambda: Replaying(asked, write=write_replay), KIND, compose)
+    _conduct(asked, jobs, lambda: Replaying(asked, write=write_replay), KIND)
 
 
 @command(FuzzCommand)
@@ -51,7 +50,7 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.fuzz.server import settled
     from mmrepro.fuzz.session import Fuzzing
     from mmrepro.reports.documents import keep
-    from mmrepro.reports.fuzz import KIND, compose
+    from mmrepro.reports.fuzz import KIND
     from mmrepro.reports.replay import write_replay
 
     asked = settled(asked)
@@ -60,7 +59,6 @@ def fuzz(asked: FuzzCommand) -> None:
         asked.jobs,
         lambda: Fuzzing(asked, write=partial(keep, KIND), write_replay=write_replay),
         KIND,
-        compose,
     )
 
 
@@ -69,14 +67,12 @@ def _conduct(
     jobs: int | None,
     begin: Callable[[], Any],
     kind: Kind[Any],
-    compose: Callable[[Any, str], Page],
 ) -> None:
     """Run it, print it and exit.
 
     Args:
         begin: makes the session, and its folder.
         kind: of its document and its reports.
-        compose: makes the page, with commands that name the folder.
     """
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, finish
@@ -90,6 +86,6 @@ def _conduct(
     running = begin()
     with placed(jobs, asked.ray) as where:
         made = conduct(running, lambda say: where.places(say, TrialOptions()), console, asked)
-    finish(asked, kind, made, running.folder, compose(made, str(running.folder)))
+    finish(asked, kind, made, running.folder)
     failed = made.state == "failed"
     raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

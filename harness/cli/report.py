@@ -16,8 +16,7 @@ from mmrepro.errors import UsageError
 
 if TYPE_CHECKING:
     from mmrepro.incident import Incident
-    from mmrepro.reports.bundle_file import BundleManifest
-    from mmrepro.reports.documents import Kind
+    from mmrepro.reports.documents import BundleManifest, Kind
     from mmrepro.run.judge import Rejudged
 
 
@@ -30,7 +29,7 @@ def page_of(place: Path) -> Path:
     """
     from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import kind_of, write_reports
-    from mmrepro.reports.bundle_file import is_bundle
+    from mmrepro.reports.documents import is_bundle
 
     if is_bundle(place):
         raise UsageError(
@@ -82,7 +81,8 @@ def report(asked: ReportCommand) -> None:
     if asked.format == "issue":
         text = _issue(kind, loaded, asked.incident)
     else:
-        text = render(kind, loaded, asked.format)
+        place = asked.incident
+        text = render(kind, loaded, asked.format, place if place.is_dir() else place.parent)
     typer.echo(text.rstrip("\n"))
 
 
@@ -314,8 +314,7 @@ def bundle(asked: BundleCommand) -> None:
 
     from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import incident as runs, replay as replays
-    from mmrepro.reports.bundle import write_bundle
-    from mmrepro.reports.replay_bundle import write_replay_bundle
+    from mmrepro.reports.bundle import write_bundle, write_replay_bundle
 
     incident = asked.incident
     folder = incident if is_folder(incident) else incident.parent
@@ -326,7 +325,7 @@ def bundle(asked: BundleCommand) -> None:
         "force": asked.force,
     }
     if incident.name == "replay.json" or is_file(incident / "replay.json"):
-        manifest = write_replay_bundle(folder, replays.load(incident), target, **more)
+        manifest = write_replay_bundle(folder, replays.KIND.load(incident), target, **more)
     else:
         manifest = write_bundle(folder, runs.load(incident), target, **more)
     if asked.json:

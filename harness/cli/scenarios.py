@@ -385,7 +385,7 @@ def claims(asked: ClaimsCommand) -> None:
     from mmrepro.incident import ClaimStatus
     from mmrepro.reports.blocks import Paragraph, count, table, toned
     from mmrepro.reports.terminal import print_blocks
-    from mmrepro.reports.words import CLAIM_TONES
+    from mmrepro.reports.words import CLAIMS
 
     if not asked.scenarios and asked.status is None and not asked.full:
         # One line a scenario: all claims are ten screens.
@@ -406,7 +406,7 @@ def claims(asked: ClaimsCommand) -> None:
             [
                 (
                     one.name,
-                    toned(words(one.judged.status), CLAIM_TONES[ClaimStatus(one.judged.status)]),
+                    toned(words(one.judged.status), CLAIMS[ClaimStatus(one.judged.status)][2]),
                     one.text,
                     one.made_in,
                     f"{one.judged.at.date()}",

@@ -36,7 +36,7 @@ from mmrepro.history import ledger
 from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
-from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest
+from mmrepro.reports.documents import MANIFEST_FILE, BundledFile, BundleManifest
 from mmrepro.run.judge import effect, facts_of, judge, note_effects
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import data

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
-from mmrepro.reports.bundle import redact_log
+from mmrepro.reports.public import redact_log
 from mmrepro.text.named import Secrecy, secrecy
 from mmrepro.text.opaque import called_digest, is_opaque
 from mmrepro.text.redact import PLACEHOLDER, Redactor

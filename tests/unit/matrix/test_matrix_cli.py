@@ -101,7 +101,7 @@ def test_the_document(matrix: Matrix, tmp_path: Path) -> None:
 def test_quiet_prints_the_verdict_and_the_page(matrix: Matrix) -> None:
     code, out, _ = matrix(always(GOOD), *RUN, "--night", "x", "-q")
     page, verdict = out.splitlines()
-    assert (code, verdict.endswith(": nightly run x"), page) == (1, True, "page: M/dashboard.html")
+    assert (code, page, verdict.endswith(": nightly run x")) == (1, "page: M/dashboard.html", True)
 
 
 def test_all_starts_are_alike_unless_another_mode_is_asked_for(matrix: Matrix) -> None:
@@ -201,6 +201,7 @@ def test_diff_of_two_nights_names_what_changed(matrix: Matrix) -> None:
     document = json.loads(out)
     assert (code, document["before"], document["now"]) == (1, "n2", "n3")
     assert document["events"]
+    assert (document["$id"], document["schema_version"]) == ("urn:mmrepro:nightly-diff:1", 1)
     code, out, _ = matrix(always(BAD), "diff", "M", "n1", "M:n2")
     assert code == 0
     assert "Nothing changed" in out

@@ -1,13 +1,19 @@
-"""Planting a text in every string field of a model."""
+"""Planting a text in every string field of a model, and what it must not do."""
 
 # ruff: noqa: E501 - rows of data read better whole
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any, Literal, get_origin
 
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from pydantic import BaseModel
+
+# Anything in here that a browser or terminal would act on.
+ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ud800-\udfff]")
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -26,24 +32,34 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def plant(value: Any, text: str) -> Any:
-    """``value`` with every free string replaced; enums, literals and numbers stay."""
+def plant(value: Any, text: str, *, after: bool = False) -> Any:
+    """``value`` with every free string replaced; enums, literals and numbers stay.
+
+    ``after``: the text stands after each string, and keys stay.
+    """
     if isinstance(value, BaseModel):
         changes = {
-            name: plant(getattr(value, name), text)
+            name: plant(getattr(value, name), text, after=after)
             for name, field in type(value).model_fields.items()
             if get_origin(field.annotation) is not Literal
         }
         return value.model_copy(update=changes)
-    if isinstance(value, Enum):
-        return value
-    if isinstance(value, str):
-        return text
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return f"{value} {text}" if after else text
     if isinstance(value, list):
-        return [plant(v, text) for v in value]
+        return [plant(v, text, after=after) for v in value]
     if isinstance(value, dict):
         return {
-            (f"{text}{i}" if isinstance(k, str) else k): plant(v, text)
+            (f"{text}{i}" if isinstance(k, str) and not after else k): plant(v, text, after=after)
             for i, (k, v) in enumerate(value.items())
         }
     return value
+
+
+def markdown_tokens(text: str) -> list[Token]:
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+
+
+def shape(tokens: list[Token]) -> list[str]:
+    """Block structure; what stands in folded parts is bounded by raw tags, so these count too."""
+    return [t.type if t.type != "html_block" else f"html:{t.content}" for t in tokens]

@@ -18,7 +18,7 @@ from mmrepro.incident.head import read_head
 from mmrepro.records import MOST_VALUES
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
-from mmrepro.reports.bundle_file import BundleManifest, read_manifest
+from mmrepro.reports.documents import BundleManifest, read_manifest
 from mmrepro.text.redact import Redactor
 from simple_incident import incident
 from typer.testing import CliRunner

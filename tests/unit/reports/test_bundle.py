@@ -6,19 +6,19 @@ import base64
 import hashlib
 import json
 import zipfile
-from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any
 
 import pytest
+from hostile import plant
 from mmrepro.cli.app import app
 from mmrepro.errors import BadIncident, UnwritableOutput, UsageError
 from mmrepro.incident import Incident
 from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
-from mmrepro.reports.bundle import LEFT_OUT, write_bundle
-from mmrepro.reports.bundle_file import is_bundle, read_manifest
-from pydantic import BaseModel
+from mmrepro.reports.bundle import write_bundle
+from mmrepro.reports.documents import is_bundle, read_manifest
+from mmrepro.reports.public import LEFT_OUT
 from rendered import markdown
 from sample import sample_incident
 from typer.testing import CliRunner
@@ -53,24 +53,6 @@ LOGGED = {
     "my rash looks like": '{"role": "user", "content": "my rash looks like this"}',
     "grandmother's letter": "GenerateReqInput(text=\"grandmother's letter\", rid='1')",
 }
-
-
-def plant(value: Any, text: str) -> Any:
-    """``text`` at the end of every string in a model, whatever it is for."""
-    if isinstance(value, str) and not isinstance(value, Enum):
-        return f"{value} {text}"
-    if isinstance(value, BaseModel):
-        changes = {
-            name: plant(getattr(value, name), text)
-            for name, field in type(value).model_fields.items()
-            if get_origin(field.annotation) is not Literal
-        }
-        return value.model_copy(update=changes)
-    if isinstance(value, dict):
-        return {key: plant(item, text) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plant(item, text) for item in value]
-    return value
 
 
 def write_run(folder: Path, incident: Incident, raw: dict[str, str | bytes]) -> Path:
@@ -116,7 +98,7 @@ def test_nothing_planted_survives(tmp_path: Path) -> None:
         "odd.json": "{not json " + ALL,
         "image.png": b"\x89PNG\0\0" + SECRET.encode(),
     }
-    folder = write_run(tmp_path, plant(sample_incident(), ALL), raw)
+    folder = write_run(tmp_path, plant(sample_incident(), ALL, after=True), raw)
     _, members = bundle(folder, secrets=[SECRET])
     everything = "\n".join([*members, *members.values()])
     plain = everything.replace("\\n", "\n").replace('\\"', '"')
@@ -132,7 +114,11 @@ def test_nothing_planted_survives(tmp_path: Path) -> None:
 
 def test_the_search_would_find_them(tmp_path: Path) -> None:
     """The test above can fail: without redaction all of it is there."""
-    text = incident_json(plant(sample_incident(), ALL)).replace("\\n", "\n").replace('\\"', '"')
+    text = (
+        incident_json(plant(sample_incident(), ALL, after=True))
+        .replace("\\n", "\n")
+        .replace('\\"', '"')
+    )
     assert all(secret in text for secret in PLANTED)
 
 

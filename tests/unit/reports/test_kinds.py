@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import io
-import re
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from campaign_samples import ablation, acceptance, bisection
 from finding_samples import whole_fuzz, whole_replay
-from hostile import HOSTILE, plant
+from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.reports import (
     ablation as ablations,
     acceptance as acceptances,
     bisection as bisections,
     fuzz as fuzzing,
+    incident as runs,
     replay as replays,
 )
 from mmrepro.reports.documents import Kind, keep, kind_of, render
-from mmrepro.reports.terminal import LINES, print_page
-from rich.console import Console
-from strict_html import read_html
-from test_report_hostile import ACTIVE, Tags, markdown_tokens, shape
+from mmrepro.reports.terminal import LINES
+from rendered import printed
+from sample import sample_incident
+from strict_html import Html
 
 KINDS: dict[str, tuple[Kind[Any], Callable[[], Any]]] = {
     "replay": (replays.KIND, whole_replay),
@@ -32,31 +33,29 @@ KINDS: dict[str, tuple[Kind[Any], Callable[[], Any]]] = {
     "ablation": (ablations.KIND, ablation),
     "acceptance": (acceptances.KIND, acceptance),
     "bisection": (bisections.KIND, bisection),
+    "incident": (runs.KIND, sample_incident),
 }
 of_kind = pytest.mark.parametrize("name", KINDS)
 Golden = Callable[[str, str], None]
 
 
-def printed(name: str, loaded: Any, *, full: bool = False, terminal: bool = True) -> str:
-    out = io.StringIO()
-    options: dict[str, Any] = {"force_terminal": terminal, "color_system": None, "width": 100}
+def screen(name: str, loaded: Any, **more: bool) -> str:
     kind = KINDS[name][0]
-    print_page(kind.compose(loaded), Console(file=out, **options), kind.files[1], full=full)
-    return out.getvalue()
+    return printed(kind.compose(loaded), place=kind.files[1], **more)
 
 
 @of_kind
 def test_its_page_is_as_it_was(name: str, golden: Golden) -> None:
     kind, sample = KINDS[name]
     golden(f"{name}.md", render(kind, sample(), "md"))
-    golden(f"{name}.txt", printed(name, sample()))
+    golden(f"{name}.txt", screen(name, sample()))
 
 
 @of_kind
 def test_the_end_screen_ends_with_the_verdict(name: str) -> None:
     kind, sample = KINDS[name]
     page = kind.compose(sample())
-    lines = printed(name, sample()).splitlines()
+    lines = screen(name, sample()).splitlines()
     assert sum(max(1, -(-len(line) // 100)) for line in lines) <= LINES
     assert lines[-1].startswith(page.badge.label.upper())
     assert f"page: {kind.files[1]}" in lines
@@ -72,19 +71,49 @@ def test_what_is_kept_is_read_again(name: str, tmp_path: Path) -> None:
     assert kind_of(tmp_path) is kind
     assert kind.load(tmp_path) == sample()
     assert paths[0].read_text() == render(kind, sample(), "json")
-    read_html(paths[2].read_text())
-    with pytest.raises(UsageError, match="no JUnit report"):
-        render(kind, sample(), "junit")
+    Html(paths[2].read_text())
+    if kind.junit is None:
+        with pytest.raises(UsageError, match="no JUnit report"):
+            render(kind, sample(), "junit")
 
 
 @of_kind
-@pytest.mark.parametrize("content", [None, "", "{}", "[1]", '{"schema_version": 9}', "\xff"])
-def test_a_folder_without_one(name: str, tmp_path: Path, content: str | None) -> None:
+def test_its_document_fits_its_schema(name: str) -> None:
+    kind, sample = KINDS[name]
+    schema = type(sample()).model_json_schema(mode="serialization")
+    document = json.loads(render(kind, sample(), "json"))
+    assert document["$id"].startswith("urn:mmrepro:")
+    jsonschema.validate(document, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "created": "yesterday"}, schema)
+
+
+@of_kind
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "holds no "),
+        (b"", "Invalid JSON"),
+        (b'{"schema_version": 1,', "Invalid JSON"),
+        (b"\xff\xfe", "Invalid JSON"),
+        (b"[1]", "should be an object"),
+        (b'{"schema_version": 9, "mmrepro_version": "9"}', "schema version 9"),
+        (b"{}", "does not follow the "),
+        (b"[" * 100_000, "Invalid JSON"),
+    ],
+)
+def test_a_bad_file_is_one_plain_sentence(
+    name: str, tmp_path: Path, content: bytes | None, says: str
+) -> None:
     kind = KINDS[name][0]
     if content is not None:
-        (tmp_path / kind.file).write_text(content, encoding="latin-1")
-    with pytest.raises(BadIncident, match=re.escape(str(tmp_path))):
+        (tmp_path / kind.file).write_bytes(content)
+    with pytest.raises(BadIncident, match=says) as caught:
         kind.load(tmp_path)
+    assert str(tmp_path) in caught.value.message
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    assert "Traceback" not in caught.value.message
 
 
 @of_kind
@@ -93,10 +122,29 @@ def test_hostile_text_changes_no_structure(name: str, text: str) -> None:
     kind, sample = KINDS[name]
     planted, benign = plant(sample(), text), plant(sample(), "two words")
     html, markdown = render(kind, planted, "html"), render(kind, planted, "md")
-    page = Tags(html)
-    assert page.seen == Tags(render(kind, benign, "html")).seen
-    assert not page.comments
-    assert all(v.startswith(("#", "https://")) for key, v in page.values if key == "href")
+    page = Html(html)
+    assert page.shape == Html(render(kind, benign, "html")).shape
+    assert all(value.startswith(("#", "https://")) for value in page.all("href"))
     assert shape(markdown_tokens(markdown)) == shape(markdown_tokens(render(kind, benign, "md")))
-    for shown in (html, markdown, printed(name, planted, full=True, terminal=False)):
+    inline = [child for token in markdown_tokens(markdown) for child in token.children or []]
+    assert not {child.type for child in inline} & {"link_open", "image"}
+    raw = {child.content for child in inline if child.type == "html_inline"}
+    assert raw <= {"<code>", "</code>", "<br>"}
+    for shown in (html, markdown, screen(name, planted, full=True, terminal=False)):
         assert not ACTIVE.search(shown)
+
+
+def test_what_is_linked_lies_beside_the_page(tmp_path: Path) -> None:
+    """A published report has no dead link."""
+    folder = tmp_path / "cells" / "mm-cache" / "run-1"
+    folder.mkdir(parents=True)
+    (folder / "report.html").touch()
+    keep(ablations.KIND, ablation(), tmp_path)
+    linked = Html((tmp_path / "ablation.html").read_text()).all("href")
+    assert {href for href in linked if href[0] != "#"} == {"cells/mm-cache/run-1/report.html"}
+
+
+def test_the_answer_stands_before_its_table() -> None:
+    for kind, made in ((ablations.KIND, ablation()), (bisections.KIND, bisection())):
+        card = render(kind, made, "html").partition('<div class="card">')[2]
+        assert 0 < card.index("<strong>") < card.index("<table>")

@@ -13,6 +13,7 @@ from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import Case, Recorded
 from mmrepro.cli.app import app
 from mmrepro.reports import load
+from mmrepro.reports.bundle import write_replay_bundle
 from mmrepro.reports.finding import load as load_finding
 from mmrepro.reports.issue_form import (
     MAX_CHARS,
@@ -22,7 +23,6 @@ from mmrepro.reports.issue_form import (
     incident_issue,
     public_command,
 )
-from mmrepro.reports.replay_bundle import write_replay_bundle
 from typer.testing import CliRunner
 
 RECORDED = Path(__file__).parents[2] / "evidence"

@@ -8,17 +8,16 @@ from xml.etree import ElementTree as ET
 
 from hypothesis import given, settings, strategies as st
 from mmrepro.incident.model import collision_probability
-from mmrepro.reports.birthday import (
+from mmrepro.reports.exhibits import (
+    BASE,
     HEIGHT,
-    LEFT,
-    PLOT_H,
     PLOT_W,
     TOP,
-    WIDTH,
     Pool,
     birthday_curve,
     percent,
 )
+from mmrepro.reports.svg import LEFT, WIDTH
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -54,7 +53,7 @@ def test_the_curve_is_the_probability() -> None:
     per_pixel = (marks[1][0] - marks[0][0]) / (marks[1][1] - marks[0][1])
     for x, y in points[::20]:
         images = round((x - LEFT) * per_pixel)
-        wanted = TOP + PLOT_H * (1 - collision_probability(images, 20))
+        wanted = TOP + (BASE - TOP) * (1 - collision_probability(images, 20))
         assert abs(y - wanted) < 2.5, (images, y, wanted)
 
 

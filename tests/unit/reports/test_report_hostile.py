@@ -3,93 +3,18 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
-from hostile import HOSTILE, plant
+from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from junitparser import JUnitXml
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from mmrepro.incident import Incident
 from mmrepro.text.sanitize import plain
 from rendered import html, json, junit, markdown, terminal
 from sample import sample_incident
 
 WHOLE = sample_incident()
-# Anything in here that a browser or terminal would act on.
-ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ud800-\udfff]")
-
-
-class Tags(HTMLParser):
-    """Every tag with its attribute names; text inside tags that the browser would not show."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.seen: list[tuple[str, tuple[str, ...]]] = []
-        self.values: list[tuple[str, str]] = []
-        self.comments: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "code":  # prose may hold code between backticks
-            return
-        self.seen.append((tag, tuple(sorted(name for name, _ in attrs))))
-        self.values += [(name, value or "") for name, value in attrs]
-
-    def handle_comment(self, data: str) -> None:
-        self.comments.append(data)
-
-
-def html_of(text: str) -> Tags:
-    return Tags(html(plant(WHOLE, text)))
-
-
-def markdown_tokens(text: str) -> list[Token]:
-    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
-
-
-def shape(tokens: list[Token]) -> list[str]:
-    """Block structure; what stands in folded parts is bounded by raw tags, so these count too."""
-    return [t.type if t.type != "html_block" else f"html:{t.content}" for t in tokens]
-
-
-BENIGN_HTML = html_of("two words")
 BENIGN_MARKDOWN = shape(markdown_tokens(markdown(plant(WHOLE, "two words"))))
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_html_has_no_tag_of_the_evidence(text: str) -> None:
-    page = html_of(text)
-    assert page.seen == BENIGN_HTML.seen
-    assert not page.comments
-    assert not any(name.startswith("on") or name in ("src", "style") for name, _ in page.values)
-    assert all(v.startswith(("#", "https://")) for name, v in page.values if name == "href")
-    raw = html(plant(WHOLE, text))
-    assert not ACTIVE.search(raw)
-    raw.encode()
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_markdown_keeps_its_structure(text: str) -> None:
-    rendered = markdown(plant(WHOLE, text))
-    tokens = markdown_tokens(rendered)
-    assert shape(tokens) == BENIGN_MARKDOWN
-    inline = [child for t in tokens for child in t.children or []]
-    allowed = {
-        "text",
-        "text_special",
-        "code_inline",
-        "strong_open",
-        "strong_close",
-        "softbreak",
-        "html_inline",
-        "em_open",
-        "em_close",
-    }
-    assert {c.type for c in inline} <= allowed
-    assert {c.content for c in inline if c.type == "html_inline"} <= {"<code>", "</code>"}
-    assert not ACTIVE.search(rendered)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,7 +11,8 @@ from mmrepro.evidence import Evidence, SeriesPoint
 from mmrepro.incident import Incident
 from mmrepro.records import GpuFacts
 from mmrepro.reports import timeline, words
-from mmrepro.reports.picture import WIDTH, picture
+from mmrepro.reports.picture import picture
+from mmrepro.reports.svg import WIDTH
 from rendered import html, markdown
 from sample import sample_incident
 from sample_evidence import at
