@@ -44,7 +44,7 @@ from mmrepro.scenario.more import (
     some_request_unanswered,
     spins_in_user_space,
 )
-from mmrepro.scenarios.ghost_key_eviction import ablation, ghost, report
+from mmrepro.scenarios.ghost_key_eviction import ghost, report
 
 
 class GhostKeyEviction(vllm.MmCacheScenario):
@@ -107,12 +107,12 @@ class GhostKeyEviction(vllm.MmCacheScenario):
             "patch",
             description="vllm#43595 applied at start: touch() ignores missing keys, popitem() "
             "drops ghosts",
-            patch=ablation.PATCH,
+            patch=report.PATCH,
         ),
     )
     log_patterns = vllm.MmCacheScenario.log_patterns | ghost.THROUGHPUT_LINES
-    factors = ablation.FACTORS
-    ablation_hypotheses = ablation.HYPOTHESES
+    factors = report.FACTORS
+    ablation_hypotheses = report.HYPOTHESES
     reproducers = ("ghost_key.py",)
 
     options = {

@@ -159,7 +159,7 @@ DECISIVE = (
     "engines/base.py",
     "engines/vllm.py", "environments/vllm.toml", "supervise/fork_server.py", "traffic/client.py",
     "probes/stacks.py", "probes/log_lines.py", "incident/folder.py",
-    "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/ablation.py",
+    "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/report.py",
     "reproducers/standins/boot/sitecustomize.py",
 )  # fmt: skip
 OF_OTHERS = (
