@@ -23,42 +23,17 @@ from mmrepro.scenario import (
     Requests,
     Severity,
     Truth,
-    answered,
     cause,
-    endpoints_green,
+    common,
     issue,
+    minivllm as mini,
     precondition,
     pull,
     row,
-    some_requests_fail,
     symptom,
     with_variants,
 )
-from mmrepro.scenario.minivllm import (
-    AFTER,
-    BLOCK_SIZE,
-    MinivllmFault,
-    admitted,
-    counted,
-    place,
-    told,
-)
-from mmrepro.scenario.more import (
-    Failure,
-    Picture,
-    StackSample,
-    StacksData,
-    as_by_control,
-    checks,
-    core_burns_cpu,
-    crash,
-    every_request_fails,
-    in_log,
-    not_answered,
-    not_logged,
-    nothing_queued,
-    tokens_stand_still,
-)
+from mmrepro.scenario.more import Failure, Picture, StackSample, StacksData, checks, crash
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
 from mmrepro.signature.checks import digest_in, same_digest
@@ -76,7 +51,7 @@ def ghosts(stacks: StacksData) -> list[str]:
     return [digest for digest in digests if digest]
 
 
-class GhostKeyLru(MinivllmFault):
+class GhostKeyLru(mini.MinivllmFault):
     """The image cache's eviction never ends, while /health stays 200.
 
     What: After a request was refused for its length and its image was sent again, the next eviction
@@ -103,12 +78,12 @@ class GhostKeyLru(MinivllmFault):
         for i, label in enumerate(FILLS, 1):
             if await drive.ask(label, image=drive.picture(f"fill-{i}", 1000 + i)) is None:
                 return
-        await drive.ask(AFTER)
+        await drive.ask(mini.AFTER)
 
     @precondition("the image was refused for its request's length, and the engine took it in later")
     def refused_then_taken(self, requests: Requests, logs: Logs) -> Finding:
         long, again = requests.first(TOO_LONG), requests.first(AGAIN)
-        taken = any(sent is again for sent, _ in admitted(requests, logs))
+        taken = any(sent is again for sent, _ in mini.admitted(requests, logs))
         refused = long.status == 400 and "maximum context length" in long.error
         one = [i.sha256 for i in long.images] == [i.sha256 for i in again.images] != []
         said = f"{long.reply}; {'the same' if one else 'another'} image again: {again.reply}"
@@ -117,7 +92,7 @@ class GhostKeyLru(MinivllmFault):
     @precondition("room was made in the engine's image cache, for the refused image's place too")
     def eviction_reached(self, requests: Requests, metrics: Metrics) -> Finding:
         older = {image.sha256 for sent in requests.within("gate") for image in sent.images}
-        evicted = told(metrics, "mm_cache_evictions_total")
+        evicted = mini.told(metrics, "mm_cache_evictions_total")
         said = f"asked for room {evicted} times; {len(older)} images were there before"
         return Finding.of(evicted > len(older), said)
 
@@ -126,14 +101,16 @@ class GhostKeyLru(MinivllmFault):
 
     symptoms = (
         symptom("an image is not answered", checks.unanswered, id="image-unanswered"),
-        not_answered(),
-        endpoints_green(),
-        nothing_queued(),
-        tokens_stand_still(),
-        core_burns_cpu(),
+        common.not_answered(),
+        common.endpoints_green(),
+        common.nothing_queued(),
+        common.tokens_stand_still(),
+        common.core_burns_cpu(),
     )
     causes = (
-        in_log('the log holds "Expected a cached item for mm_hash=…"', "cached-item-assertion"),
+        common.in_log(
+            'the log holds "Expected a cached item for mm_hash=…"', "cached-item-assertion"
+        ),
     )
     lasting_causes = ("cached-item-assertion",)
 
@@ -146,7 +123,7 @@ class GhostKeyLru(MinivllmFault):
         named = {m[1] for m in logs.search("cached-item-assertion", r"mm_hash='([0-9a-f]{64})'")}
         return same_digest(ghosts(stacks), named, "pop_oldest looks at")
 
-    works_after = (answered(AGAIN, *FILLS, AFTER),)
+    works_after = (common.answered(AGAIN, *FILLS, mini.AFTER),)
 
 
 LABELS = FIRST, SECOND, OTHER = "picture A", "picture B", "picture C"
@@ -185,7 +162,7 @@ def pictures(drive: Drive) -> list[Picture]:
     return [seen[pad], made, drive.picture("C", 4)]
 
 
-class PadValueKey(MinivllmFault):
+class PadValueKey(mini.MinivllmFault):
     """A picture is answered with another one's keys and values, silently.
 
     What: Two pictures whose digests agree modulo 65536 share KV cache: the second is answered as
@@ -208,7 +185,10 @@ class PadValueKey(MinivllmFault):
             "the first report; the real thing is the scenario pad-value-collision",
         ),
     )
-    rows = (*MinivllmFault.rows, row("the answer to B", "wrong-answer", "as by the control server"))
+    rows = (
+        *mini.MinivllmFault.rows,
+        row("the answer to B", "wrong-answer", "as by the control server"),
+    )
 
     async def trigger(self, drive: Drive) -> None:
         for label, picture in zip(LABELS, pictures(drive), strict=True):
@@ -241,7 +221,7 @@ class PadValueKey(MinivllmFault):
 
     @symptom("A and C are answered as by the control server", live=True)
     def others_right(self, requests: Requests) -> Finding:
-        return as_by_control(FIRST, OTHER)(requests)
+        return common.as_by_control(FIRST, OTHER)(requests)
 
     @precondition(f"the digests of A and B agree modulo {PAD_RANGE}, that of C does not")
     def one_key(self, requests: Requests) -> Finding:
@@ -271,7 +251,7 @@ class PadValueKey(MinivllmFault):
         what = f"one digest modulo {PAD_RANGE}, and another digest"
         return explained(pairs(failure, images_first), same_key, what)
 
-    works_after = (answered(*LABELS), as_by_control(*LABELS))
+    works_after = (common.answered(*LABELS), common.as_by_control(*LABELS))
 
 
 PROMPT, GROWS = "a prompt of 300 characters", "an answer of 300 tokens"
@@ -279,15 +259,15 @@ PROMPT, GROWS = "a prompt of 300 characters", "an answer of 300 tokens"
 
 def configured(metrics: Metrics) -> int:
     """Tokens that the cache should hold, as the engine was configured. Raises Missing."""
-    return told(metrics, "kv_cache_blocks_configured") * BLOCK_SIZE
+    return mini.told(metrics, "kv_cache_blocks_configured") * mini.BLOCK_SIZE
 
 
 def tenth(metrics: Metrics) -> int:
     """Tokens of a tenth of that, in whole blocks."""
-    return configured(metrics) // BLOCK_SIZE // 10 * BLOCK_SIZE
+    return configured(metrics) // mini.BLOCK_SIZE // 10 * mini.BLOCK_SIZE
 
 
-class KvBudget(MinivllmFault):
+class KvBudget(mini.MinivllmFault):
     """A KV cache of a tenth of its budget: an opaque 500, then a dead loop.
 
     What: A prompt that the settings have room for gets 'internal error happened'; an answer that
@@ -312,7 +292,7 @@ class KvBudget(MinivllmFault):
     )
     log_patterns = {
         "nothing-to-preempt": r"AssertionError: len\(running\) > 0: nothing is left to preempt",
-        "raised-in-decode": place("scheduler.py:_decode"),
+        "raised-in-decode": mini.place("scheduler.py:_decode"),
         "added-with-tokens": r"Added request \S+: \d+ tokens",
     }
     key_log_patterns = ("nothing-to-preempt",)
@@ -320,11 +300,15 @@ class KvBudget(MinivllmFault):
     async def trigger(self, drive: Drive) -> None:
         await drive.ask(PROMPT, text="x" * 300)
         await drive.ask(GROWS, max_tokens=300, extra={"ignore_eos": True})
-        await drive.ask(AFTER)
+        await drive.ask(mini.AFTER)
 
     @precondition("the prompt has room in the cache as configured, and not in a tenth of it")
     def prompt_outgrows(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
-        tokens, least, most = counted(requests, logs, PROMPT), tenth(metrics), configured(metrics)
+        tokens, least, most = (
+            mini.counted(requests, logs, PROMPT),
+            tenth(metrics),
+            configured(metrics),
+        )
         return Finding.of(
             least < tokens <= most, f"{tokens} tokens; {most} of room, a tenth {least}"
         )
@@ -332,10 +316,10 @@ class KvBudget(MinivllmFault):
     @precondition("the answer was on its way past a tenth of the cache")
     def answer_outgrows(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
         """Of an answer that failed: by the tokens that no other request got."""
-        grows, before = requests.first(GROWS), counted(requests, logs, GROWS)
+        grows, before = requests.first(GROWS), mini.counted(requests, logs, GROWS)
         if (got := grows.completion_tokens) is None:
             others = (r.completion_tokens or 0 for r in requests.within("gate", "trigger"))
-            got = told(metrics, "generation_tokens_total") - sum(others)
+            got = mini.told(metrics, "generation_tokens_total") - sum(others)
         text = f"{before} + {got} tokens; a tenth is {tenth(metrics)}"
         return Finding.of(before + got > tenth(metrics), text)
 
@@ -350,10 +334,10 @@ class KvBudget(MinivllmFault):
             "a prompt gets HTTP 500 that names no limit: 'internal error happened'", opaque_500
         ),
         symptom("an answer that grows gets HTTP 500: the engine is dead", loop_ends),
-        every_request_fails(),
+        common.every_request_fails(),
     )
     causes = (
-        in_log(
+        common.in_log(
             "the scheduler's assertion that something is left to preempt ended the loop",
             "nothing-to-preempt",
             "raised-in-decode",
@@ -365,12 +349,12 @@ class KvBudget(MinivllmFault):
         prompts = [int(m[1]) for m in logs.search("added-with-tokens", r": (\d+) tokens")]
         if not prompts:
             return Finding.unknown("the log names no prompt")
-        has, asked = told(metrics, "kv_cache_blocks") * BLOCK_SIZE, configured(metrics)
+        has, asked = mini.told(metrics, "kv_cache_blocks") * mini.BLOCK_SIZE, configured(metrics)
         largest = max(prompts)
         text = f"the cache holds {has} tokens of the {asked} asked for"
         return Finding.of(has < largest <= asked, f"{text}; the longest prompt has {largest}")
 
-    works_after = (answered(PROMPT, GROWS, AFTER),)
+    works_after = (common.answered(PROMPT, GROWS, mini.AFTER),)
 
 
 TOGETHER = tuple(f"image {n} and a long text" for n in "1234")
@@ -385,7 +369,7 @@ def lost(sent: RequestRecord) -> bool:
     return sent.status == 500 and crash.ASSERT_TRIGGERED in sent.error
 
 
-class ReusedMask(MinivllmFault):
+class ReusedMask(mini.MinivllmFault):
     """The next step is prepared in the mask that this step still reads.
 
     What: Requests with images that are prefilled in chunks beside each other end in masked_scatter
@@ -417,7 +401,7 @@ class ReusedMask(MinivllmFault):
         "mask-rows": r"contract violated: mask-rows: ",
     }
     key_log_patterns = ("mask-rows", "scatter-error")
-    live_only = some_requests_fail()
+    live_only = common.some_requests_fail()
 
     async def trigger(self, drive: Drive) -> None:
         asked = (
@@ -425,7 +409,7 @@ class ReusedMask(MinivllmFault):
             for i, label in enumerate(TOGETHER, 1)
         )
         await asyncio.gather(*asked)
-        await drive.ask(AFTER)
+        await drive.ask(mini.AFTER)
 
     @precondition("a step that an image begins in was prepared while one with images had not run")
     def prepared_ahead(self, metrics: Metrics) -> Finding:
@@ -440,10 +424,10 @@ class ReusedMask(MinivllmFault):
 
     def text_after(self, requests: Requests) -> Finding:
         """A device-side assert ends what CUDA can do in a process: then no text is answered."""
-        text = requests.first(AFTER)
+        text = requests.first(mini.AFTER)
         if any(lost(requests.first(label)) for label in TOGETHER):
-            return Finding.of(lost(text), f"the device is lost; {AFTER}: {text.reply}")
-        return answered(AFTER)(requests)
+            return Finding.of(lost(text), f"the device is lost; {mini.AFTER}: {text.reply}")
+        return common.answered(mini.AFTER)(requests)
 
     symptoms = (
         symptom("requests with an image get HTTP 500 from masked_scatter", image_500),
@@ -452,9 +436,9 @@ class ReusedMask(MinivllmFault):
             text_after,
             id="text-answered",
         ),
-        endpoints_green(),
+        common.endpoints_green(),
     )
-    causes = (in_log("the log holds masked_scatter's refusal", "scatter-error"),)
+    causes = (common.in_log("the log holds masked_scatter's refusal", "scatter-error"),)
 
     # The contract's words are there only with --check-contract.
     @cause(
@@ -467,7 +451,7 @@ class ReusedMask(MinivllmFault):
         text = f"{len(steps)} steps whose mask does not fit its rows"
         return Finding.of(bool(beyond), "; ".join([text, *beyond[:1]]))
 
-    works_after = (answered(*TOGETHER, AFTER), not_logged("contract-violated"))
+    works_after = (common.answered(*TOGETHER, mini.AFTER), common.not_logged("contract-violated"))
 
 
 SCENARIO = with_variants(GhostKeyLru(), PadValueKey(), KvBudget(), ReusedMask())

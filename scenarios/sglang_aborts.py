@@ -31,22 +31,12 @@ from mmrepro.scenario import (
     pull,
     quote,
     row,
+    sglang,
     symptom,
     unmitigated,
     upgrade,
 )
 from mmrepro.scenario.more import checks
-from mmrepro.scenario.sglang import (
-    ABORTS,
-    LONG_S,
-    PATCH_LOG,
-    abort,
-    measure_pace,
-    mended,
-    paced,
-    patch_worked,
-    stream,
-)
 
 REPRODUCER = "abort_by_prefix.py"
 FLAG = pull("sglang#32237", "aborting requests by rid prefix, with a flag", "makes it explicit")
@@ -92,7 +82,7 @@ def taken_along(logs: Logs) -> Finding:
 
 
 def more_than_asked(logs: Logs, metrics: Metrics) -> Finding:
-    asked, ended = metrics.readings((ABORTS,), least=1)[-1], len(aborted(logs))
+    asked, ended = metrics.readings((sglang.ABORTS,), least=1)[-1], len(aborted(logs))
     return Finding.of(ended > asked, f"{asked:g} aborts asked for, {ended} requests aborted")
 
 
@@ -137,10 +127,10 @@ class AbortByPrefix(Scenario):
     affected = ">=0.5.6,!=0.5.18,!=0.5.19"
     server = "--log-level debug"
     reproducers = (REPRODUCER,)
-    log_patterns = PATCH_LOG | {ABORTED: r"Abort (?:running|queued) request\. req\.rid='"}
+    log_patterns = sglang.PATCH_LOG | {ABORTED: r"Abort (?:running|queued) request\. req\.rid='"}
     key_log_patterns = (ABORTED,)
     mitigations = (
-        mended(
+        sglang.mended(
             "exact-rid",
             "Scheduler.abort_request, which sees requests whose id only begins so under another",
             "an abort ends the request that is called so, and no other",
@@ -161,23 +151,27 @@ class AbortByPrefix(Scenario):
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text only", text="hello")
-        await measure_pace(drive, VICTIM_S, VICTIM_MOST)
+        await sglang.measure_pace(drive, VICTIM_S, VICTIM_MOST)
 
     async def trigger(self, drive: Drive) -> None:
-        tokens = paced(drive)
+        tokens = sglang.paced(drive)
         for label, over_api in CASES.items():
-            (mine, other), before = rids(label), await drive.metric(ABORTS) or 0.0
+            (mine, other), before = rids(label), await drive.metric(sglang.ABORTS) or 0.0
             started, first = asyncio.Event(), asyncio.Event()
-            victim = asyncio.ensure_future(stream(drive, label, mine, tokens, started=started))
+            victim = asyncio.ensure_future(
+                sglang.stream(drive, label, mine, tokens, started=started)
+            )
             await started.wait()
             leave = None if over_api else 2
-            beside = stream(drive, f"other: {other}", other, tokens, leave_at=leave, started=first)
+            beside = sglang.stream(
+                drive, f"other: {other}", other, tokens, leave_at=leave, started=first
+            )
             leaving = asyncio.ensure_future(beside)
             await first.wait()
             if over_api:
-                await abort(drive, other)
+                await sglang.abort(drive, other)
             await asyncio.gather(leaving, victim)
-            drive.fact(f"aborts, {label}", (await drive.metric(ABORTS) or 0.0) - before)
+            drive.fact(f"aborts, {label}", (await drive.metric(sglang.ABORTS) or 0.0) - before)
         await drive.ask("afterwards", text="hello")
 
     @precondition("each time the server passed one abort on to its scheduler")
@@ -217,7 +211,7 @@ class AbortByPrefix(Scenario):
         symptom("more requests were aborted than was asked for", more_than_asked),
         symptom("a small request is answered", checks.engine_works),
     )
-    works_after = (whole(*CASES), answered("afterwards"), patch_worked)
+    works_after = (whole(*CASES), answered("afterwards"), sglang.patch_worked)
     rows = (
         row("user10-b, as user1's client leaves", ended_row(LEFT), "length", "abort"),
         row("user10-c, as user1 is aborted", ended_row(ASKED), "length", "abort"),
@@ -330,18 +324,20 @@ class GhostDecode(Scenario):
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text only", text="hello")
-        await measure_pace(drive, DECODE_S, GHOST_MOST)
+        await sglang.measure_pace(drive, DECODE_S, GHOST_MOST)
 
     async def trigger(self, drive: Drive) -> None:
-        await stream(drive, STAYS, RIDS[STAYS], paced(drive))
-        before = await drive.metric(ABORTS) or 0.0
-        await stream(drive, GHOST, RIDS[GHOST], paced(drive), leave_at=2)
-        asking = drive.traffic.chat(AFTER, text="hello", deadline_s=max(drive.deadline_s, LONG_S))
+        await sglang.stream(drive, STAYS, RIDS[STAYS], sglang.paced(drive))
+        before = await drive.metric(sglang.ABORTS) or 0.0
+        await sglang.stream(drive, GHOST, RIDS[GHOST], sglang.paced(drive), leave_at=2)
+        asking = drive.traffic.chat(
+            AFTER, text="hello", deadline_s=max(drive.deadline_s, sglang.LONG_S)
+        )
         after = asyncio.ensure_future(asking)
         await asyncio.wait({after}, timeout=LOOK_S)
-        await abort(drive, RIDS[GHOST])
+        await sglang.abort(drive, RIDS[GHOST])
         await after
-        drive.fact("aborts_passed_on", (await drive.metric(ABORTS) or 0.0) - before)
+        drive.fact("aborts_passed_on", (await drive.metric(sglang.ABORTS) or 0.0) - before)
 
     @precondition("the client left in the middle of what takes its time")
     def left_early(self, requests: Requests) -> Finding:

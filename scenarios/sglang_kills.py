@@ -25,26 +25,18 @@ from mmrepro.scenario import (
     pull,
     quote,
     row,
+    sglang,
     symptom,
     unmitigated,
     upgrade,
 )
 from mmrepro.scenario.more import TinyQwen2VL, crash
-from mmrepro.scenario.sglang import (
-    ENDED,
-    ENDED_LOG,
-    LONG_S,
-    PATCH_LOG,
-    mended,
-    patch_worked,
-    server_lost,
-)
 from mmrepro.traffic.reading import MAX_LIKELIEST, Watch
 
 VOCABULARY = TinyQwen2VL().vocab_size
 BEYOND = 100_000
 LEGAL, TOO_MANY = "all of the vocabulary", "more than the vocabulary"
-TRACE = (ENDED, "in-top-logprobs", "out-of-range")
+TRACE = (sglang.ENDED, "in-top-logprobs", "out-of-range")
 
 
 def likeliest(sent: RequestRecord) -> int:
@@ -71,8 +63,8 @@ class TopLogprobsKill(Scenario):
     # 0.5.6 and 0.5.17 do it too.
     affected = ">=0.5.6"
     log_patterns = (
-        PATCH_LOG
-        | ENDED_LOG
+        sglang.PATCH_LOG
+        | sglang.ENDED_LOG
         | {
             "in-top-logprobs": r"line \d+, in _?get_top_logprobs",
             "out-of-range": r"RuntimeError: selected index k out of range",
@@ -80,7 +72,7 @@ class TopLogprobsKill(Scenario):
     )
     key_log_patterns = TRACE
     mitigations = (
-        mended(
+        sglang.mended(
             "top-logprobs",
             "TokenizerManager._validate_one_request, which compares top_logprobs first",
             "more top_logprobs than the vocabulary has tokens are refused with 400",
@@ -142,7 +134,7 @@ class TopLogprobsKill(Scenario):
         given = likeliest(sent) == MAX_LIKELIEST
         return Finding.of(sent.answered and given, f"{VOCABULARY} asked for: {sent.reply}")
 
-    symptoms = (server_lost(),)
+    symptoms = (sglang.server_lost(),)
 
     @cause("the scheduler ended on topk's exception in get_top_logprobs, the log's first one")
     def topk_raised(self, logs: Logs) -> Finding:
@@ -171,7 +163,7 @@ class TopLogprobsKill(Scenario):
         ),
         claim("bound", "up to the vocabulary's size it is answered", by="legal-answered"),
     )  # fmt: skip
-    works_after = ("legal-answered", answered(crash.AFTER), patch_worked)
+    works_after = ("legal-answered", answered(crash.AFTER), sglang.patch_worked)
 
 
 TOP_LOGPROBS_KILL = TopLogprobsKill()
@@ -224,11 +216,11 @@ class FakeBootstrap(Scenario):
     # 0.5.17 to 0.5.20 have the same function, and 0.5.22 is the first without it.
     affected = ">=0.5.17,<0.5.22"
     server = f"--chunked-prefill-size {CHUNK} --max-total-tokens {ROOM}"
-    log_patterns = ENDED_LOG | {
+    log_patterns = sglang.ENDED_LOG | {
         OUT: r"RuntimeError: (?:Prefill o|O)ut of memory",
         PENDING: r"Prefill batch.*#pending-token: [1-9]",
     }
-    key_log_patterns = (OUT, ENDED)
+    key_log_patterns = (OUT, sglang.ENDED)
     mitigations = (upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),)
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     upstream = Upstream(
@@ -249,7 +241,7 @@ class FakeBootstrap(Scenario):
     async def trigger(self, drive: Drive) -> None:
         await drive.ask(WITHOUT, text=f"a {WORDS}")
         await drive.ask(SHORT, text="hello", extra=HOST)
-        wait = max(drive.deadline_s, LONG_S)  # until the cache is full
+        wait = max(drive.deadline_s, sglang.LONG_S)  # until the cache is full
         await drive.traffic.chat(FAKE, text=f"b {WORDS}", extra=HOST, deadline_s=wait)
         await crash.watch(drive)
 
@@ -278,7 +270,7 @@ class FakeBootstrap(Scenario):
         return Finding.of(not sent.answered and later.status is None, text)
 
     symptoms = (
-        server_lost(),
+        sglang.server_lost(),
         symptom(
             "the same prompt without it, and a short one with it, are answered",
             answered(WITHOUT, SHORT), id="others-answered",
@@ -296,7 +288,7 @@ class FakeBootstrap(Scenario):
 
     @cause("the scheduler ended because its prefill found no memory", live=True)
     def out_of_memory(self, logs: Logs) -> Finding:
-        out, ended = logs.lines(OUT), logs.lines(ENDED)
+        out, ended = logs.lines(OUT), logs.lines(sglang.ENDED)
         text = f"{len(out)} × {OUT}, {len(ended)} × an exception that ended the scheduler"
         return Finding.of(bool(out) and bool(ended), text)
 

@@ -15,24 +15,13 @@ from mmrepro.scenario import (
     Missing,
     Requests,
     RunFacts,
-    answered,
     cause,
     claim,
+    common,
     issue,
     vllm,
 )
-from mmrepro.scenario.more import (
-    Declared,
-    Fidelity,
-    Label,
-    Row,
-    changed,
-    crash,
-    death_rows,
-    happened,
-    hypothesis,
-    unchanged,
-)
+from mmrepro.scenario.more import Declared, Fidelity, Row, crash, hypothesis
 from mmrepro.scenarios.chunked_mm_prefill import stream
 
 SERVER = """--trust-remote-code --max-num-seqs 8 --limit-mm-per-prompt '{"image":1}'"""
@@ -76,9 +65,9 @@ def too_many(logs: Logs, engine: Engine) -> Finding:
     return first
 
 
-def rows(failing: Label) -> tuple[Row, ...]:
+def rows(failing: common.Label) -> tuple[Row, ...]:
     assertion = "masked_scatter_size_check: totalElements <= srcSize"
-    return death_rows(failing, "500, EngineCore encountered an issue", assertion)
+    return common.death_rows(failing, "500, EngineCore encountered an issue", assertion)
 
 
 # ------------------------------------------------------------------ what the report claims
@@ -158,7 +147,11 @@ KV_CACHE = of_crash(
 )
 UNTOLD = "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant async-race)"
 refuted = partial(of_crash, otherwise=UNTOLD, refuted=True)
-IN_LARGER_STEPS = (changed("budget", "chunk-budget"), stream.larger_steps, "unordered-buffer")
+IN_LARGER_STEPS = (
+    common.changed("budget", "chunk-budget"),
+    stream.larger_steps,
+    "unordered-buffer",
+)
 """The report's cure took effect, on an engine that was seen to race."""
 RACE_CLAIMS = (
     of_crash(
@@ -167,14 +160,14 @@ RACE_CLAIMS = (
     of_crash(
         "request-1-passes",
         "the first large image is answered, the second crashes",
-        by=happened(answered(FIRST)),
+        by=common.happened(common.answered(FIRST)),
         note="why the reporter's request 1 passed is not established",
     ),
     refuted(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause",
         given=(
-            changed("prefix-caching"),
+            common.changed("prefix-caching"),
             vllm.cache_says("enable_prefix_caching", "False"),
             *CRASHED,
         ),
@@ -184,23 +177,23 @@ RACE_CLAIMS = (
         "hypothesis 2: a chunk budget below the image's tokens is the cause, a larger one the cure",
         by="unordered-buffer",
         given=(
-            changed("budget", "chunk-budget"),
+            common.changed("budget", "chunk-budget"),
             stream.larger_steps,
-            answered(FIRST, SECOND),
+            common.answered(FIRST, SECOND),
             "unordered-buffer",
         ),
     ),
     reported(
         "budget-cures",
         "the larger budget alone is enough: images are answered",
-        by=(answered(FIRST, SECOND), stream.right_rows),
+        by=(common.answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, one_at_a_time),
         otherwise=UNTOLD,
     ),
     reported(
         "cure-holds-at-once",
         "it is as well with several images at a time, whose tokens together are more than it",
-        by=(answered(FIRST, SECOND), stream.right_rows),
+        by=(common.answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, at_once),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option at-once",
@@ -208,7 +201,7 @@ RACE_CLAIMS = (
     reported(
         "cure-holds-above",
         "with it larger images can be handled in the future",
-        by=(answered(FIRST, SECOND), stream.right_rows),
+        by=(common.answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, stream.above_larger_budget),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option above-budget",
@@ -216,10 +209,10 @@ RACE_CLAIMS = (
     reported(
         "three-flags",
         "with all three flags the server is stable",
-        by=(answered(FIRST, SECOND), stream.right_rows),
+        by=(common.answered(FIRST, SECOND), stream.right_rows),
         given=(
             *IN_LARGER_STEPS,
-            changed("prefix-caching"),
+            common.changed("prefix-caching"),
             vllm.cache_says("enable_prefix_caching", "False"),
             vllm.config_says("enforce_eager", "True"),
         ),
@@ -236,7 +229,7 @@ RACE_CLAIMS = (
     of_crash(
         "two-chunks-crash",
         "an image of two chunks crashes in its second one",
-        by=happened(answered(TWO)),
+        by=common.happened(common.answered(TWO)),
         refuted=True,
         otherwise="no crash, or none of a later image",
         note="it is answered, with embeddings in wrong rows; the image of three chunks crashes",
@@ -252,7 +245,7 @@ RACE_CLAIMS = (
     refuted(
         "graphs",
         "hypothesis 3: a CUDA graph is replayed with the wrong size",
-        given=(unchanged("eager-mode"), vllm.no_graph_ran, *CRASHED),
+        given=(common.unchanged("eager-mode"), vllm.no_graph_ran, *CRASHED),
         note="no batch was run by a graph",
     ),
     of_crash(

@@ -20,8 +20,8 @@ from mmrepro.scenario import (
     Upstream,
     UpstreamState,
     cause,
+    common,
     cure,
-    endpoints_green,
     issue,
     quote,
     upgrade,
@@ -33,16 +33,8 @@ from mmrepro.scenario.more import (
     Picture,
     StackSample,
     StacksData,
-    added_not_scheduled,
     clip,
-    core_burns_cpu,
     guarded,
-    new_request_unanswered,
-    no_progress,
-    not_answered,
-    nothing_queued,
-    some_request_unanswered,
-    spins_in_user_space,
 )
 from mmrepro.scenarios.ghost_key_eviction import ghost, report
 
@@ -174,16 +166,16 @@ class GhostKeyEviction(vllm.MmCacheScenario):
 
     preconditions = (vllm.REFUSED, vllm.CACHE_ON, ghost.BROKEN_PROMISE, ghost.EVICTED)
     symptoms = (
-        some_request_unanswered(),
-        new_request_unanswered(live=not_answered(id="no-answer-later")),
-        endpoints_green("/health and /v1/models answer 200 all the while"),
-        nothing_queued(),
-        added_not_scheduled(),
-        no_progress(),
-        core_burns_cpu(),
+        common.some_request_unanswered(),
+        common.new_request_unanswered(live=common.not_answered(id="no-answer-later")),
+        common.endpoints_green("/health and /v1/models answer 200 all the while"),
+        common.nothing_queued(),
+        common.added_not_scheduled(),
+        common.no_progress(),
+        common.core_burns_cpu(),
     )
     causes = (
-        spins_in_user_space(),
+        common.spins_in_user_space(),
         cause(
             "in every stack sample the thread process_input_sockets is inside the eviction loop: "
             "popitem ← __setitem__ ← __setitem__ ← get_and_update_item ← "

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from mmrepro.scenario import Factor, Finding, Logs, claim, row, vllm
-from mmrepro.scenario.more import (
-    Patch,
-    StandIn,
-    checks,
-    gpu_idle,
-    gpu_memory_held,
-    hypothesis,
-    idle_cpu,
-    idle_while_asked,
-    last_line,
-    usual_latency,
-)
+from mmrepro.scenario import Factor, Finding, Logs, claim, common, row, vllm
+from mmrepro.scenario.more import Patch, StandIn, checks, gpu_idle, gpu_memory_held, hypothesis
 from mmrepro.scenarios.ghost_key_eviction import ghost
 
 NO_HANG = "there was no hang in this run"
@@ -46,11 +35,16 @@ of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
 ROWS = (
     row("process alive", checks.engine_alive, "yes", "yes", abnormal_if=False),
     row("/health, /v1/models", "endpoints-green", "200, 200", "200, 200", abnormal_if=False),
-    row("/v1/chat/completions", "no-answer", usual_latency, "no answer in 15 s"),
-    row("a new text-only request", "no-answer-later", usual_latency),
-    row("running, waiting", idle_while_asked, "0, 0 when idle", "0 and 0, with a request added"),
+    row("/v1/chat/completions", "no-answer", common.usual_latency, "no answer in 15 s"),
+    row("a new text-only request", "no-answer-later", common.usual_latency),
+    row(
+        "running, waiting",
+        common.idle_while_asked,
+        "0, 0 when idle",
+        "0 and 0, with a request added",
+    ),
     row("requests added, finished", "added-not-scheduled", "equal", "added, never scheduled"),
-    row("EngineCore CPU", "core-burns-cpu", idle_cpu, "136 %"),
+    row("EngineCore CPU", "core-burns-cpu", common.idle_cpu, "136 %"),
     row(
         "system calls of EngineCore", "user-space-spin", "blocked when idle", "8 futex calls in 3 s"
     ),
@@ -107,7 +101,7 @@ CLAIMS = (
     of_hang(
         "last-line",
         'the last EngineCore log line is "waiting for work"',
-        by=last_line("waiting for work"),
+        by=common.last_line("waiting for work"),
     ),
     of_hang(
         "throughput",
