@@ -19,7 +19,7 @@ from mmrepro.reproducers import reproducer_path
 class MinivllmEngine(Engine):
     name: ClassVar[str] = "minivllm"
     module: ClassVar[str] = "minivllm.server"
-    preload: ClassVar[tuple[str, ...]] = ("minivllm.service", "minivllm.loading", "minivllm.paper")
+    preload: ClassVar[tuple[str, ...]] = ("minivllm.service", "minivllm.runner", "minivllm.paper")
     owned_options: ClassVar[tuple[str, ...]] = (
         "--host",
         "--port",

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence as Seq
 from typing import Protocol
 
 from .batch import Batch, BatchBuilder, Guard
+from .caches import ImageCache
 from .config import EngineConfig
-from .mmcache import ImageCache
 from .scheduler import Scheduler, Step
 from .sequence import Image, ImageSequence, Sequence
 

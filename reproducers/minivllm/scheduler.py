@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .blocks import BlockManager
+from .caches import BlockManager
 from .config import EngineConfig
 from .sequence import ImageSequence, Sequence
 

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .chat import BadRequest, Chat, Prompt
-from .config import EngineConfig, ModelConfig
+from .config import FAULTS, EngineConfig, ModelConfig, by_chance, chosen, plugged
 from .engine import Engine
-from .faults import FAULTS, by_chance, chosen
-from .plugin import plugged
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +312,7 @@ def _engine(options: argparse.Namespace, config: EngineConfig) -> Engine:
         from .paper import paper_engine
 
         return paper_engine(config)
-    from .loading import load
+    from .runner import load
 
     return load(options.model, config)
 

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .caches import ImageCache
 from .chat import BadRequest, Prompt
 from .engine import Engine
-from .mmcache import ImageCache
 from .sequence import Image, Sequence
 
 log = logging.getLogger(__name__)
