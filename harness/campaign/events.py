@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal, TypeAlias
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Annotated, Literal, TypeAlias
 
+from mmrepro.errors import UnwritableOutput
 from mmrepro.incident.ledger import Attempt
+from mmrepro.machine.files import open_plain
 from mmrepro.records import Moment, Record
 from mmrepro.signature import Outcome
 from pydantic import Field
@@ -106,3 +113,37 @@ def run_ended(
         seconds=attempt.seconds,
         kept=kept,
     )
+
+
+@contextlib.contextmanager
+def json_lines(target: str) -> Iterator[Sequence[Handler]]:
+    """A handler that writes each event as a JSON line, for machines that follow a campaign.
+
+    Raises:
+        UnwritableOutput: the file cannot be written.
+    """
+    if not target:
+        yield []
+        return
+    try:
+        file: IO[str] = sys.stdout
+        if target != "-":
+            handle = open_plain(Path(target), os.O_WRONLY | os.O_APPEND)
+            file = os.fdopen(handle, "a", encoding="utf-8")
+    except OSError as error:
+        raise UnwritableOutput(
+            f"{target} cannot be written: {error.strerror or error}.",
+            hint="--events FILE, or --events - for standard output",
+        ) from error
+    lock = threading.Lock()
+
+    def write(event: CampaignEvent) -> None:
+        with lock:
+            file.write(event.model_dump_json() + "\n")
+            file.flush()
+
+    try:
+        yield [write]
+    finally:
+        if file is not sys.stdout:
+            file.close()
