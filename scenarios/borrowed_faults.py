@@ -36,8 +36,7 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import Failure, Picture, StackSample, StacksData, checks, crash
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
-from mmrepro.signature.checks import digest_in, same_digest
-from mmrepro.signature.loops import stays_in
+from mmrepro.signature.checks import digest_in, same_digest, stays_in
 
 TOO_LONG, AGAIN = "image X, too long", "image X again"
 FILLS = ("fill 1", "fill 2", "fill 3", "fill 4", "fill 5")

@@ -157,8 +157,7 @@ class EncoderCacheOverflow(Scenario):
         return Finding.of(seen == large, f"{BIG}: {large} tokens sent, {seen} arrived")
 
     @precondition(
-        "the image is larger than the encoder cache",
-        removed_by=("larger-budget", "limit-at-start"),
+        "the image is larger than the encoder cache", removed_by=("larger-budget", "limit-at-start")
     )
     def larger_than_the_cache(self, evidence: Evidence, requests: Requests) -> Finding:
         """The cache's size as the refusal names it, as the log does, or by the scheduler's

@@ -72,7 +72,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
     )
     log_patterns = vllm.MmCacheScenario.log_patterns | {
         GIVEN_UP: "Unexpected error pre-processing request |"
-        r"Request \S+ failed with an internal error during generation",
+        r"Request \S+ failed with an internal error during generation"
     }
     sources = (
         quote(

@@ -138,10 +138,7 @@ class AbortByPrefix(Scenario):
     )
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
     upstream = Upstream(UpstreamState.OPEN, FLAG, "2026-11-25", note="as a flag, so by wish only")
-    references = (
-        issue("sglang#45002", "abort_request ends requests whose rid begins alike"),
-        FLAG,
-    )
+    references = (issue("sglang#45002", "abort_request ends requests whose rid begins alike"), FLAG)
     sources = (
         quote(
             "sglang/srt/managers/scheduler.py", "Scheduler.abort_request",
@@ -299,9 +296,7 @@ class GhostDecode(Scenario):
     affected = ">=0.5.18,<0.5.20"
     max_model_len = 8192
     server = "--max-running-requests 1"
-    log_patterns = {
-        FORGOTTEN: r"Received output for rid='[^']+' but the state was deleted",
-    }
+    log_patterns = {FORGOTTEN: r"Received output for rid='[^']+' but the state was deleted"}
     key_log_patterns = (FORGOTTEN,)
     mitigations = (upgrade("0.5.20"),)
     failure_class, severity = FailureClass.WORK_SURVIVES_CLIENT, Severity.HIGH

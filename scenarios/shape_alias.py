@@ -47,14 +47,7 @@ from mmrepro.scenario.more import (
     tiles,
 )
 from mmrepro.scenario.sglang import same_bytes
-from mmrepro.scenario.silent import (
-    Pair,
-    every_picture,
-    explained,
-    may_show,
-    pairs,
-    whole_prompt,
-)
+from mmrepro.scenario.silent import Pair, every_picture, explained, may_show, pairs, whole_prompt
 
 REPRODUCER = "shape_alias.py"
 CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"

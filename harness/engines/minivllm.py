@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import (
-    SERVED_MODEL,
-    Engine,
-    LaunchRequest,
-    Mitigation,
-)
+from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Mitigation
 from mmrepro.environments.spec import EnvironmentSpec, minivllm_spec
 from mmrepro.records import Fidelity, Setting
 from mmrepro.reproducers import reproducer_path
@@ -28,7 +23,7 @@ class MinivllmEngine(Engine):
         "--device",
     )
     start_marks: ClassVar[Mapping[str, str]] = {
-        "imports and model load": r"EngineCore waiting for work",
+        "imports and model load": r"EngineCore waiting for work"
     }
     core_role: ClassVar[str] = "EngineCore"
     own_fidelity: ClassVar[Fidelity | None] = Fidelity.TEACHING_ENGINE

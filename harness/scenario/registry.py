@@ -83,7 +83,7 @@ def _from_file(path: Path) -> Scenario:
         line = next(f for f in reversed(frames) if Path(f.filename).parent != Path(__file__).parent)
         raise BrokenScenario(
             f"{path} cannot be loaded: {type(error).__name__}: {error} "
-            f"({Path(line.filename).name} line {line.lineno}).",
+            f"({Path(line.filename).name} line {line.lineno})."
         ) from error
     return _checked(getattr(module, "SCENARIO", None), str(path))
 

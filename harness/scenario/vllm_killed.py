@@ -8,13 +8,7 @@ from typing import ClassVar
 
 from mmrepro.probes.data import ProcessesData
 from mmrepro.scenario import vllm
-from mmrepro.scenario.common import (
-    answered,
-    death_rows,
-    dies_of,
-    first_error,
-    refused_or_answered,
-)
+from mmrepro.scenario.common import answered, death_rows, dies_of, first_error, refused_or_answered
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import cause, precondition, row, symptom
 from mmrepro.signature import Finding, crash

@@ -106,9 +106,7 @@ def images_of_one_step(requests: Requests, logs: Logs) -> Finding:
 
 
 TWO_BUFFERS = pull(
-    "vllm#31841",
-    "Two buffers for is_mm_embed",
-    "the fix that lets steps overlap again, in 0.14.0",
+    "vllm#31841", "Two buffers for is_mm_embed", "the fix that lets steps overlap again, in 0.14.0"
 )
 
 

@@ -104,10 +104,7 @@ class PlaceholderMask(Scenario):
     server = f"{report.SERVER} --max-num-batched-tokens 2048"
     log_patterns = report.LOG_PATTERNS
     key_log_patterns = ("exception", "engine-dead")
-    references = (
-        BY_POSITION,
-        report.SAME_CRASH,
-    )
+    references = (BY_POSITION, report.SAME_CRASH)
     mitigations = (
         upgrade("0.12.0", "upgrade to 0.12.0: the mask is made from positions (vllm#16229)"),
     )

@@ -12,19 +12,12 @@ NO_HANG = "there was no hang in this run"
 ARTICLE = "the article of 2026-07-02"
 """On a server of the author's own; vllm#43941, which it names, is another report of the failure."""
 of_hang = partial(
-    claim,
-    source=ARTICLE,
-    given="no-answer",
-    otherwise=NO_HANG,
-    refutable_on=">=0.14.0,<0.24.0",
+    claim, source=ARTICLE, given="no-answer", otherwise=NO_HANG, refutable_on=">=0.14.0,<0.24.0"
 )
 """A statement of the article about the hang: only a run that hung tests it, and what releases that
 hang in another way show does not speak against it."""
 of_ghost = partial(
-    claim,
-    source=ARTICLE,
-    given=("no-answer", "cause"),
-    otherwise="not this hang, or no hang",
+    claim, source=ARTICLE, given=("no-answer", "cause"), otherwise="not this hang, or no hang"
 )
 """One about the ghost key: only a run tests it that was seen to hang by it."""
 

@@ -26,10 +26,7 @@ B_TOLD, B_TOLD_AFTER = "traffic: B under another text", "traffic: B under anothe
 B_LATER, B_ASKED_LATER = "traffic: B later", "traffic: B later, asked otherwise"
 B_ANEW = "traffic: B, the cache emptied"
 ALONE = {name: f"traffic: {name} alone" for name in ("large", "small")}
-UNEQUAL = {
-    "small": "traffic: small after large",
-    "large": "traffic: large after small",
-}
+UNEQUAL = {"small": "traffic: small after large", "large": "traffic: large after small"}
 """Who came second."""
 AFTERWARDS = "traffic: text afterwards"
 

@@ -19,7 +19,7 @@ from mmrepro.probes.data import (
     ThreadStack,
 )
 from mmrepro.scenario import LiveFacts, Scenario
-from mmrepro.scenario.minivllm import place
+from mmrepro.scenario.minivllm import AFTER, place
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import borrowed_faults as faults
 from mmrepro.signature import Truth, evaluate
@@ -245,7 +245,7 @@ DEVICE_ASSERT = "AcceleratorError: CUDA error: device-side assert triggered\nSea
 
 
 def test_on_a_gpu_the_first_one_takes_the_device_and_the_texts_with_it() -> None:
-    evidence = Evidence(requests=[request("trigger", x) for x in (*faults.TOGETHER, faults.AFTER)])
+    evidence = Evidence(requests=[request("trigger", x) for x in (*faults.TOGETHER, AFTER)])
     assert truth_of(REUSED_MASK, "text-answered", evidence) is MET
     for record in evidence.requests[1:4]:
         record.status, record.error = 500, DEVICE_ASSERT
