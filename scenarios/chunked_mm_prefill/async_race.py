@@ -26,8 +26,8 @@ from mmrepro.scenario import (
     Truth,
     Upstream,
     UpstreamState,
-    answered,
     cause,
+    common,
     cure,
     precondition,
     pull,
@@ -38,16 +38,7 @@ from mmrepro.scenario import (
     vllm,
 )
 from mmrepro.scenario.definition import bind
-from mmrepro.scenario.more import (
-    Declared,
-    Mitigation,
-    Patch,
-    StandIn,
-    TinyDotsOCR,
-    crash,
-    dies_of,
-    guarded,
-)
+from mmrepro.scenario.more import Declared, Mitigation, Patch, StandIn, TinyDotsOCR, crash, guarded
 from mmrepro.scenario.parts import Hypothesis, many
 from mmrepro.scenarios.chunked_mm_prefill import report, stream
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
@@ -268,7 +259,7 @@ class AsyncRace(Scenario):
         ),
     )
     symptoms = (
-        *dies_of(
+        *common.dies_of(
             failing,
             "an image of three steps gets HTTP 500, and later requests are not answered",
             live=True,
@@ -308,7 +299,7 @@ class AsyncRace(Scenario):
             return Finding.unknown(f"what was written to the mask of step {step} was not kept")
         return Finding.of(False, f"none to the mask of step {step}, which failed; {found.observed}")
 
-    works_after = (answered(SILENT, FIRST, SECOND, crash.AFTER), stream.right_rows)
+    works_after = (common.answered(SILENT, FIRST, SECOND, crash.AFTER), stream.right_rows)
     in_effect: ClassVar[Mapping[str, Check]] = {
         "sync-scheduling": stream.one_after_another,
         "barrier": stream.ordered,
