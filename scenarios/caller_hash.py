@@ -1,7 +1,5 @@
 """SGLang: a picture's hash is what the caller says, and its KV cache goes by that."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

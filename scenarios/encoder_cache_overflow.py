@@ -1,7 +1,5 @@
 """vLLM: an image larger than the encoder cache is scheduled for ever and never computed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """SGLang: an abort that ends requests of others, and one that ends nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """SGLang: two requests, each of which ends the scheduler, and with it the whole server."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -5,8 +5,6 @@ and 4 x 2 give the same bytes. Two caches go by that hash, each a variant: the p
 and the cache of vision embeddings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import median
 

@@ -1,7 +1,5 @@
 """minivllm: the small engine in ``reproducers/minivllm``, with its faults on switches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Everything that a run saw: what signatures judge and incidents keep."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

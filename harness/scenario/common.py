@@ -5,8 +5,6 @@ Every function returns what ``symptoms`` and ``causes`` take. ``more``: ``requir
 claims and rows stand at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any

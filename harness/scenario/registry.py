@@ -1,7 +1,5 @@
 """Finding scenarios: built in, by entry point ``mmrepro.scenarios``, or by path."""
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 import sys

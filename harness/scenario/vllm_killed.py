@@ -1,7 +1,5 @@
 """What scenarios of vLLM share whose one request ends EngineCore, and with it the server."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import ClassVar

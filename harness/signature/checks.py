@@ -5,8 +5,6 @@ Each says by the types of its parameters what it reads, and returns a finding; w
 raised by the views and makes the condition unknown. None is met by the absence of evidence.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """vLLM 0.12.0 and 0.13.0: the mask of image rows is rewritten before the device has read it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Mapping

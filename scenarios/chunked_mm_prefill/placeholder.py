@@ -4,8 +4,6 @@ The mask of image rows is ``input_ids == image_token_id`` over the whole batch, 
 token that no image stands behind asks for one embedding more than there are.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress

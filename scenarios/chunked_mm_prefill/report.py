@@ -1,7 +1,5 @@
 """What the variants of chunked-mm-prefill share: the bug report, its assertion, its claims."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ Starts from the desynchronised caches of ``mm-cache-desync``: the failed request
 the receiver's LRU order that is not in the cache, and the first eviction never ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress

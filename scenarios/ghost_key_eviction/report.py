@@ -1,7 +1,5 @@
 """The tables of ghost-key-eviction: its symptoms and claims, and what an ablation may toggle."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from mmrepro.scenario import Factor, Finding, Logs, claim, common, row, vllm

@@ -1,7 +1,5 @@
 """What the analysis of the pad value collision states, judged; its rows, and the birthday curve."""
 
-from __future__ import annotations
-
 from mmrepro.scenario import (
     Finding,
     Logs,

@@ -1,8 +1,6 @@
 """What a server meets besides the bare pair: other questions, other texts, later requests, pictures
 of two sizes. ``--option traffic`` sends it after the trigger."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from functools import partial
