@@ -6,8 +6,6 @@ images; as vLLM's MultiModalProcessorSenderCache and MultiModalReceiverCache do
 (vllm/multimodal/cache.py).
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ milestone note's ``main.py`` does it. With ``--vision fake`` (here the default) 
 nothing of the picture, and the answer may be empty.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

@@ -1,7 +1,5 @@
 """The engine: takes requests in, runs step after step, gives tokens out. One thread uses it."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence as Seq

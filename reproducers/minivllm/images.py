@@ -1,7 +1,5 @@
 """Adds images to the runner: a prefix of embeddings through ``inputs_embeds``. Prefill only."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import sys

@@ -1,7 +1,5 @@
 """Runs text: prefill and decode by token id. Knows nothing of images (``images`` adds them)."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence as Seq

@@ -1,7 +1,5 @@
 """What runs next: a step of prefill chunks, or one token for every running sequence."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass

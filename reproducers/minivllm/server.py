@@ -1,7 +1,5 @@
 """OpenAI-compatible HTTP front: ``python -m minivllm.server --model FOLDER --port 8000``."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """The engine's thread, and what the HTTP front may ask of it."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

@@ -1,7 +1,5 @@
 """For stand-ins: a line of the log, and a change to a module at the moment it is imported."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

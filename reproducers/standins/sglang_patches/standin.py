@@ -3,8 +3,6 @@
 ``MMREPRO_SGLANG_PATCH`` names which. Each says when it is there and when it made a difference.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from types import ModuleType

@@ -5,8 +5,6 @@ layers/layernorm.py:472, layers/activation.py:389). The stand-in gives it its ow
 whose ``forward_native`` is plain torch. What has no such counterpart raises when it is called.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module
