@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 from mmrepro.reproducers.grammar_backends import FIRST, SECOND
 from mmrepro.scenario import (
@@ -82,24 +83,17 @@ class StopTokenOov(killed.KilledByRequest):
         await drive.ask(killed.KILLER, extra=stopping_at(OUT))
         await crash.watch(drive)
 
+    said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        claim(
-            "unchecked",
-            "stop_token_ids are used as an index of the logits without a check",
-            STOP_REPORT,
-            by=("first-error", killed.THROUGH),
-            given="arrived",
-            refutable_on=affected,
-        ),
-        claim("one-request", "a single request ends the whole engine", STOP_REPORT, by="symptom",
-              given="arrived", refutable_on=affected),
+        said("unchecked", "stop_token_ids are used as an index of the logits without a check",
+             by=("first-error", killed.THROUGH)),
+        said("one-request", "a single request ends the whole engine", by="symptom"),
         claim("fixed", "the request is refused", STOP_FIX, given="arrived", releases=">=0.29.0",
               by=killed.refused),
     )  # fmt: skip
 
 
 STOP_TOKEN_OOV = StopTokenOov()
-
 
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 """The special tokens that stand for an image in a Qwen2-VL's prompt."""
@@ -159,22 +153,15 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
         fewer, told = control.prompt_tokens - sent.prompt_tokens, len("<|image_pat|>") - 1
         return Finding.of(fewer == told, f"{fewer} tokens fewer than {killed.CONTROL}")
 
+    said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        claim(
-            "index",
-            "M-RoPE's positions take the grid of an image that there is none of",
-            PLACEHOLDER_REPORT,
-            by=("first-error", killed.THROUGH),
-            given="arrived",
-            refutable_on=affected,
-        ),
-        claim("one-request", "one text ends the engine", PLACEHOLDER_REPORT, by="symptom",
-              given="arrived", refutable_on=affected),
+        said("index", "M-RoPE's positions take the grid of an image that there is none of",
+             by=("first-error", killed.THROUGH)),
+        said("one-request", "one text ends the engine", by="symptom"),
     )  # fmt: skip
 
 
 TEXT_ONLY_PLACEHOLDER = TextOnlyPlaceholder()
-
 
 PATH = "/v1/completions"
 TENSOR = """
@@ -259,24 +246,17 @@ class EmbedsMrope(killed.KilledByRequest):
             )
         await crash.watch(drive)
 
+    said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        claim(
-            "assertion",
-            "an assertion that the prompt has token ids fails in _init_mrope_positions",
-            EMBEDS_REPORT,
-            by=("first-error", killed.THROUGH),
-            given="arrived",
-            refutable_on=affected,
-        ),
-        claim("one-request", "a single request ends the server for all clients", EMBEDS_REPORT,
-              by="symptom", given="arrived", refutable_on=affected),
+        said("assertion", "an assertion that the prompt has token ids fails in "
+             "_init_mrope_positions", by=("first-error", killed.THROUGH)),
+        said("one-request", "a single request ends the server for all clients", by="symptom"),
         claim("fixed", "the request no longer ends the engine", EMBEDS_FIX, given="arrived",
               releases=">=0.24.0", by=killed.survived),
     )  # fmt: skip
 
 
 EMBEDS_MROPE = EmbedsMrope()
-
 
 BUDGET = 256
 """Tokens of a step."""
@@ -351,17 +331,15 @@ class SeededChunk(killed.KilledByRequest):
         await drive.ask(killed.KILLER, text=LONG, extra=SEEDED)
         await crash.watch(drive)
 
+    said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        claim("rewound", "a chunk's request has its generator wound back, which a CPU's cannot be",
-              DOWNSTREAM, by=("first-error", killed.THROUGH, answered(UNSEEDED)), given="arrived",
-              refutable_on=affected),
-        claim("one-request", "one valid request ends the engine", DOWNSTREAM, by="symptom",
-              given="arrived", refutable_on=affected),
+        said("rewound", "a chunk's request has its generator wound back, which a CPU's cannot be",
+             by=("first-error", killed.THROUGH, answered(UNSEEDED))),
+        said("one-request", "one valid request ends the engine", by="symptom"),
     )  # fmt: skip
 
 
 SEEDED_CHUNK = SeededChunk()
-
 
 REPRODUCER = "grammar_backends.py"
 GRAMMAR_REPORT = issue(
@@ -443,19 +421,13 @@ class GrammarBackendLatch(killed.KilledByRequest):
         await drive.ask(killed.KILLER, extra={"structured_outputs": {"regex": SECOND}})
         await crash.watch(drive)
 
+    said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        claim(
-            "latched",
-            "the backend of the first request compiles the grammars of all later ones",
-            GRAMMAR_REPORT,
-            by=("first-error", "control-answered"),
-            given="arrived",
-            refutable_on=affected,
-        ),
+        said("latched", "the backend of the first request compiles the grammars of all later ones",
+             by=("first-error", "control-answered")),
         claim("escapes", "the exception comes out of the future inside the scheduler's step",
-              GRAMMAR_REPORT, by=killed.THROUGH, given=("arrived", "first-error")),
-        claim("dead", "EngineCore is dead, and later requests fail", GRAMMAR_REPORT, by="symptom",
-              given="arrived", refutable_on=affected),
+              by=killed.THROUGH, given=("arrived", "first-error")),
+        said("dead", "EngineCore is dead, and later requests fail", by="symptom"),
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """vLLM: after a request was refused for its length, its image fails with HTTP 500."""
 
+from functools import partial
+
 from mmrepro.engines import Engine
 from mmrepro.scenario import (
     Drive,
@@ -170,6 +172,9 @@ class MmCacheDesync(vllm.MmCacheScenario):
         row("other image, text only", "others-answered", "200", abnormal_if=False),
         row("/health, /v1/models", "endpoints-green", "200, 200", abnormal_if=False),
     )
+    if_it_fails = partial(
+        claim, given="same-image-500", otherwise="image X did not fail in this run"
+    )
     claims = (
         claim(
             "step-1",
@@ -188,20 +193,12 @@ class MmCacheDesync(vllm.MmCacheScenario):
             "the log holds Expected a cached item for mm_hash",
             by=vllm.cached_item_assertion,
         ),
-        claim(
+        if_it_fails(
             "two-caches",
             "the API server's cache holds the image, EngineCore's does not",
             by=("sender-hits", vllm.missed_in_run),
-            given="same-image-500",
-            otherwise="image X did not fail in this run",
         ),
-        claim(
-            "for-ever",
-            "the image fails from then on, every time",
-            by="for-ever",
-            given="same-image-500",
-            otherwise="image X did not fail in this run",
-        ),
+        if_it_fails("for-ever", "the image fails from then on, every time", by="for-ever"),
         claim(
             "fixed-desync",
             "vllm#43595 (0.24.0) fixes the desynchronised caches",

@@ -141,7 +141,6 @@ KV_CACHE = of_crash(
     "the second chunk's image tokens are scattered into the KV cache",
     by=into_input_embeddings,
     refuted=True,
-    otherwise="no crash",
 )
 UNTOLD = "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant async-race)"
 refuted = partial(of_crash, otherwise=UNTOLD, refuted=True)
@@ -151,6 +150,7 @@ IN_LARGER_STEPS = (
     "unordered-buffer",
 )
 """The report's cure took effect, on an engine that was seen to race."""
+cured = partial(reported, by=(common.answered(FIRST, SECOND), stream.right_rows))
 RACE_CLAIMS = (
     of_crash(
         "assertion", "masked_scatter: more image rows than embeddings (masked_scatter_size_check)"
@@ -181,33 +181,29 @@ RACE_CLAIMS = (
             "unordered-buffer",
         ),
     ),
-    reported(
+    cured(
         "budget-cures",
         "the larger budget alone is enough: images are answered",
-        by=(common.answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, one_at_a_time),
         otherwise=UNTOLD,
     ),
-    reported(
+    cured(
         "cure-holds-at-once",
         "it is as well with several images at a time, whose tokens together are more than it",
-        by=(common.answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, at_once),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option at-once",
     ),
-    reported(
+    cured(
         "cure-holds-above",
         "with it larger images can be handled in the future",
-        by=(common.answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, stream.above_larger_budget),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option above-budget",
     ),
-    reported(
+    cured(
         "three-flags",
         "with all three flags the server is stable",
-        by=(common.answered(FIRST, SECOND), stream.right_rows),
         given=(
             *IN_LARGER_STEPS,
             common.changed("prefix-caching"),
@@ -221,7 +217,6 @@ RACE_CLAIMS = (
         "first-chunk-passes",
         "the image's first chunk goes through, the second one crashes",
         by=stream.first_chunk_passed,
-        otherwise="no crash",
         note="the device reads the mask of the second one while it works at the first",
     ),
     of_crash(
@@ -322,36 +317,32 @@ def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
     )
 
 
+offered = partial(hypothesis, source=SOURCE)
 HYPOTHESES = (
-    hypothesis(
+    offered(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause (refuted in the report)",
-        SOURCE,
         causes="prefix-caching",
     ),
-    hypothesis(
+    offered(
         "chunk-budget",
         "hypothesis 2: a chunk budget below the image's tokens is the cause (confirmed in the "
         "report: 8192 cures it)",
-        SOURCE,
         causes="chunk-budget",
     ),
-    hypothesis(
+    offered(
         "graphs",
         "hypothesis 3: CUDA graphs (in the report the explanation; never tried alone)",
-        SOURCE,
         causes="eager-mode",
     ),
-    hypothesis(
+    offered(
         "async-scheduling",
         "asynchronous scheduling is the cause (not considered in the report)",
-        SOURCE,
         causes="async-scheduling",
     ),
-    hypothesis(
+    offered(
         "reporters-build",
         "the reporter's server died of this race",
-        SOURCE,
         untested="not established: the report names no build, and why its request 1 passes is open",
     ),
 )

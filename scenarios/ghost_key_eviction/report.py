@@ -19,6 +19,8 @@ of_ghost = partial(
 )
 """One about the ghost key: only a run tests it that was seen to hang by it."""
 
+stated = partial(claim, source=ARTICLE)
+
 STEPS = ("refused-for-length", "cache-on")
 of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
 """One about the release with the fix: an older one does not test it, nor one without the cache."""
@@ -62,10 +64,9 @@ CLAIMS = (
         by="added-not-scheduled",
     ),
     of_hang("cpu", "EngineCore burns CPU", by="core-burns-cpu"),
-    claim(
+    stated(
         "cpu-136",
         "it is 136 % of a core",
-        ARTICLE,
         untested="a figure of the author's machine, model and load; the loop is one thread, a core",
     ),
     of_hang(
@@ -147,37 +148,32 @@ CLAIMS = (
         by="no-answer",
         refuted=True,
     ),
-    claim(
+    stated(
         "videos",
         "videos do it as well: the article's clients sent video_url",
-        ARTICLE,
         by=("symptom", "cause"),
         given=ghost.sent_videos,
         otherwise="to test: mmrepro run ghost-key-eviction --option video",
     ),
-    claim(
+    stated(
         "authors-route",
         "the ghost came from high concurrency and a request whose hash is not in the cache",
-        ARTICLE,
         untested="not established: the article does not name the request. Here it is a refused one "
         "(vllm#43941); docs/found/vllm-0.23.0-overtaken shows one that another overtook",
     ),
-    claim(
+    stated(
         "unit-test-hangs",
         "the article's unit test loops for ever without the fix",
-        ARTICLE,
         by=ghost.article_test_hangs,
     ),
-    claim(
+    stated(
         "first-layer",
         "touch() that leaves a missing key alone prevents it",
-        ARTICLE,
         by=ghost.ends_it_alone("touch"),
     ),
-    claim(
+    stated(
         "second-layer",
         "popitem() that skips and drops ghost keys prevents the loop, whatever made them",
-        ARTICLE,
         by=ghost.ends_it_alone("popitem"),
     ),
     of_fix(

@@ -1,5 +1,7 @@
 """What the analysis of the pad value collision states, judged; its rows, and the birthday curve."""
 
+from functools import partial
+
 from mmrepro.scenario import (
     Finding,
     Logs,
@@ -116,58 +118,42 @@ ALIKE = ("pair-agrees", "equal-pad-values", "starts-anew", "cache-on", sglang.en
 SHARED = (*ALIKE, "text-shared")
 """And nothing keeps them apart in it."""
 
+stated = partial(claim, source=ANALYSIS)
 CLAIMS = (
-    claim("pad-range", "pad values lie in [0, 2^30)", ANALYSIS, by=pad_range, given=as_released),
-    claim(
-        "half-chance",
-        "about 46 000 images give a 50 % chance of a collision",
-        ANALYSIS,
-        by=half_chance,
+    stated("pad-range", "pad values lie in [0, 2^30)", by=pad_range, given=as_released),
+    stated("half-chance", "about 46 000 images give a 50 % chance of a collision", by=half_chance),
+    stated(
+        "kv-reused", "two pictures with one pad value share KV cache", by="kv-reused", given=SHARED
     ),
-    claim(
-        "kv-reused",
-        "two pictures with one pad value share KV cache",
-        ANALYSIS,
-        by="kv-reused",
-        given=SHARED,
+    stated(
+        "a-features", "B is answered with A's features", by=SWAPPED, given=(*SHARED, "kv-reused")
     ),
-    claim(
-        "a-features",
-        "B is answered with A's features",
-        ANALYSIS,
-        by=SWAPPED,
-        given=(*SHARED, "kv-reused"),
-    ),
-    claim(
+    stated(
         "embeddings",
         "the embeddings are still replaced correctly, so it does not crash",
-        ANALYSIS,
         by=SERVED,
         given=(*ALIKE, *SERVED),
         otherwise="no collision was served in this run",
         refuted=True,
     ),
-    claim(
+    stated(
         "extra-key",
         "extra_key isolates completely",
-        ANALYSIS,
         by=isolated,
         given=(changed(*SALTS), *ALIKE, flushed_alone),
         otherwise="to test: mmrepro run pad-value-collision --mitigation cache-salt",
         note=f"the scheduler passes the key on since {PASSED_ON_SINCE}",
     ),
-    claim(
+    stated(
         "key-from-hash",
         "an extra_key of the pictures' whole hashes keeps them apart",
-        ANALYSIS,
         by=(own_answers, sglang.patch_worked),
         given=(changed(FROM_HASH), *ALIKE, flushed_alone),
         otherwise=f"to test: mmrepro run pad-value-collision --mitigation {FROM_HASH}",
     ),
-    claim(
+    stated(
         "full-hash",
         "the whole 64-bit hash in place of the remainder keeps them apart",
-        ANALYSIS,
         by=whole_hash_serves,
         given=(changed(FULL_HASH), "pair-agrees", sglang.patch_worked),
         otherwise=f"to test: mmrepro run pad-value-collision --mitigation {FULL_HASH}",
