@@ -164,7 +164,7 @@ DECISIVE = (
 )  # fmt: skip
 OF_OTHERS = (
     "engines/sglang.py", "environments/lmdeploy.toml", "environments/wheelhouse/make.py",
-    "environments/uv.py", "scenarios/mm_cache_desync.py", "scenarios/data/claims.json",
+    "environments/uv.py", "scenarios/vllm_mm_caches.py", "scenarios/data/claims.json",
     "reproducers/minivllm/service.py",
 )  # fmt: skip
 """Files that other runs are made of, or no run."""
