@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.incident.replay import Fuzz
-from mmrepro.reproducers.minivllm.faults import FAULTS
+from mmrepro.reproducers.minivllm.config import FAULTS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from live import COMMAND

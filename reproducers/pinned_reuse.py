@@ -26,8 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from late_device import BUSY_MS, NAMES, Cpu, device_of, missing
-from pinned_mask import MASKS, MaskResult, masked
+from pinned_mask import BUSY_MS, MASKS, NAMES, Cpu, MaskResult, device_of, masked, missing
 
 SEEN, NOT_SEEN, NOT_TRIED = 0, 1, 4
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)

@@ -1,7 +1,5 @@
 """SGLang: a picture's hash is what the caller says, and its KV cache goes by that."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,31 +22,19 @@ from mmrepro.scenario import (
     pull,
     quote,
     row,
+    sglang,
     symptom,
     unmitigated,
 )
 from mmrepro.scenario.more import ComparedAnswers, Failure, Picture
-from mmrepro.scenario.sglang import (
-    CONTROL,
-    OTHER,
-    PATCH_LOG,
-    TEXT,
-    TOKENS,
-    PictureAlias,
-    engines_own,
-    mended,
-    own_answer,
-    patch_worked,
-    prefix_cache_at_work,
-)
 from mmrepro.scenario.silent import each_follows, may_show
 from mmrepro.traffic.reading import GENERATE
 
 REPRODUCER = "caller_hash.py"
 FIELD = pull("sglang#25300", "optional caller-supplied mm_hashes", "brought the field")
 SIZE = (168, 168)
-PROMPT = f"picture: <|vision_start|><|image_pad|><|vision_end|>{TEXT}"
-HASHES = {"X": "5eed00000000000a", "Y": "5eed00000000000b", CONTROL: "5eed00000000000c"}
+PROMPT = f"picture: <|vision_start|><|image_pad|><|vision_end|>{sglang.TEXT}"
+HASHES = {"X": "5eed00000000000a", "Y": "5eed00000000000b", sglang.CONTROL: "5eed00000000000c"}
 """Each order goes by its first picture's: caches that outlive a flush know nothing of it."""
 VICTIMS = ("Y after X", "X after Y")
 UNNAMED, MALFORMED = ("X unnamed", "Y unnamed"), "X malformed"
@@ -71,7 +57,7 @@ def one_hash(mine: Operation, other: Operation) -> bool:
     return any(h == k and one != two for (h, one), (k, two) in product(own, others))
 
 
-class CallerHash(PictureAlias):
+class CallerHash(sglang.PictureAlias):
     """SGLang answers a picture as another one to which the caller gave the same hash.
 
     What: `/generate` takes `mm_hashes`, a hash for each picture, from whoever calls. Picture Y
@@ -90,9 +76,9 @@ class CallerHash(PictureAlias):
     affected = ">=0.5.17"
     pair = ("X", "Y")
     reproducers = (REPRODUCER,)
-    log_patterns = PATCH_LOG
+    log_patterns = sglang.PATCH_LOG
     mitigations = (
-        mended(
+        sglang.mended(
             "own-hash",
             "GenerateReqInput.normalize_batch_and_arguments, which drops mm_hashes first",
             "a picture's hash is the engine's own, whatever the caller says",
@@ -117,12 +103,12 @@ class CallerHash(PictureAlias):
     async def ask(self, drive: Drive, label: str, picture: Picture) -> None:
         """In SGLang's own form; in the trigger with a hash, where it is not called otherwise."""
         (name, *words), hashes = label.split(), dict(HASHES)
-        owner = words[-1] if words[-1] in HASHES and name != CONTROL else name
+        owner = words[-1] if words[-1] in HASHES and name != sglang.CONTROL else name
         hashes |= {name: "no hash"} if words[-1] == "malformed" else {}
         body = {
             "text": PROMPT,
             "image_data": [picture.data_url],
-            "sampling_params": {"max_new_tokens": TOKENS, "temperature": 0},
+            "sampling_params": {"max_new_tokens": sglang.TOKENS, "temperature": 0},
             "return_logprob": True,
         }
         if name in HASHES and words[-1] != "unnamed":  # in the gate the first word is "gate:"
@@ -137,7 +123,9 @@ class CallerHash(PictureAlias):
             await self.ask(drive, label, pictures[label[0]])
         await self._read_counter(drive)
 
-    preconditions = tuple(replace(p, removed_by=()) for p in prefix_cache_at_work(OTHER, *pair))
+    preconditions = tuple(
+        replace(p, removed_by=()) for p in sglang.prefix_cache_at_work(sglang.OTHER, *pair)
+    )
 
     @symptom("Y, sent with the hash that X had, is answered as X, token for token")
     def y_gets_x(self, answers: ComparedAnswers) -> Finding:
@@ -149,9 +137,9 @@ class CallerHash(PictureAlias):
         whose, text = answers.after("Y", "X")
         return Finding.of(whose == "Y", text)
 
-    @symptom("a third picture with another hash gets its own answer", id=CONTROL)
+    @symptom("a third picture with another hash gets its own answer", id=sglang.CONTROL)
     def control_gets_its_own(self, answers: ComparedAnswers) -> Finding:
-        return all_met(answers.own("X", CONTROL), answers.own("Y", CONTROL))
+        return all_met(answers.own("X", sglang.CONTROL), answers.own("Y", sglang.CONTROL))
 
     @symptom("X and Y without a hash get their own answers at the same time", id="unnamed-own")
     def unnamed_get_their_own(self, answers: ComparedAnswers) -> Finding:
@@ -160,7 +148,7 @@ class CallerHash(PictureAlias):
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
-        return answers.more_than_text(OTHER, *VICTIMS)
+        return answers.more_than_text(sglang.OTHER, *VICTIMS)
 
     @cause("by the engine's own code two pictures with one given hash have one pad value")
     def hash_is_believed(self, reproducers: Reproducers) -> Finding:
@@ -179,20 +167,20 @@ class CallerHash(PictureAlias):
         return each_follows(failure, one_hash, "a picture with the caller's hash of another one")
 
     works_after = (
-        *(CONTROL, "unnamed-own", answered(*VICTIMS), own_answers),
-        *(patch_worked, engines_own),
+        *(sglang.CONTROL, "unnamed-own", answered(*VICTIMS), own_answers),
+        *(sglang.patch_worked, sglang.engines_own),
     )
     rows = (
-        row("Y with X's hash", "y-gets-x", own_answer("Y")),
-        row("X with Y's hash", "x-gets-y", own_answer("X")),
-        row("another picture, another hash", CONTROL, "its own", abnormal_if=False),
+        row("Y with X's hash", "y-gets-x", sglang.own_answer("Y")),
+        row("X with Y's hash", "x-gets-y", sglang.own_answer("X")),
+        row("another picture, another hash", sglang.CONTROL, "its own", abnormal_if=False),
     )
     claims = (
         claim(
             "key",
             "the caller's hash alone decides about the block in the prefix cache",
-            by=("hash-is-believed", "kv-reused", CONTROL),
-            given=("starts-anew", "cache-on", "text-shared", engines_own, unmitigated),
+            by=("hash-is-believed", "kv-reused", sglang.CONTROL),
+            given=("starts-anew", "cache-on", "text-shared", sglang.engines_own, unmitigated),
             refutable_on=affected,
         ),
         claim("no-change", "nothing changes for callers without the field", by="unnamed-own"),

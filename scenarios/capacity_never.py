@@ -12,11 +12,10 @@ from mmrepro.scenario import (
     Severity,
     Upstream,
     UpstreamState,
-    answered,
     cause,
     claim,
+    common,
     cure,
-    endpoints_green,
     issue,
     precondition,
     quote,
@@ -24,14 +23,7 @@ from mmrepro.scenario import (
     symptom,
     vllm,
 )
-from mmrepro.scenario.more import (
-    TinyText,
-    never_answered,
-    new_request_unanswered,
-    process_alive,
-    refused_or_answered,
-    tokens_stand_still,
-)
+from mmrepro.scenario.more import TinyText
 
 BLOCKS, BLOCK = 8, 128
 """Of the KV cache, and tokens of one (a CPU's default): 1024, of which 896 can be used."""
@@ -127,13 +119,13 @@ class CapacityNever(Scenario):
         return Finding.of(usable < NEVER + 1 <= blocks * size, text)
 
     symptoms = (
-        never_answered(PROMPT),
-        new_request_unanswered(),
-        endpoints_green(),
-        process_alive(),
+        common.never_answered(PROMPT),
+        common.new_request_unanswered(),
+        common.endpoints_green(),
+        common.process_alive(),
         symptom("requests are counted as waiting, and none as running", vllm.waiting_alone),
     )
-    live_only = (tokens_stand_still(),)
+    live_only = (common.tokens_stand_still(),)
     causes = (
         cause(
             "it waits for capacity, by the scheduler's own count, while nothing runs and the KV "
@@ -150,7 +142,7 @@ class CapacityNever(Scenario):
             sent.status == 200, f"{CONTROL}: {sent.status} {sent.error[:100]}".strip()
         )
 
-    works_after = (refused_or_answered(PROMPT), answered(TEXT))
+    works_after = (common.refused_or_answered(PROMPT), common.answered(TEXT))
     rows = (
         row(PROMPT, "no-answer", "400, or an answer"),
         row("a text after it", "no-answer-later", "200"),

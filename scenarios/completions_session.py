@@ -1,7 +1,5 @@
 """LMDeploy: /v1/completions gives the prompts of every list the session ids 1, 2, 3 …"""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

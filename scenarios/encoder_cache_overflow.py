@@ -1,7 +1,5 @@
 """vLLM: an image larger than the encoder cache is scheduled for ever and never computed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,9 +14,9 @@ from mmrepro.scenario import (
     Severity,
     Upstream,
     UpstreamState,
-    answered,
     cause,
     claim,
+    common,
     cure,
     issue,
     precondition,
@@ -29,21 +27,7 @@ from mmrepro.scenario import (
     upgrade,
     vllm,
 )
-from mmrepro.scenario.more import (
-    HttpData,
-    StackSample,
-    StacksData,
-    TinyDotsOCR,
-    answered_row,
-    checks,
-    core_burns_cpu,
-    counted_as_running,
-    idle_cpu,
-    never_answered,
-    process_alive,
-    refused_or_answered,
-    tokens_stand_still,
-)
+from mmrepro.scenario.more import HttpData, StackSample, StacksData, TinyDotsOCR, checks
 
 BUDGET = 512
 """Tokens of a step. The encoder cache is sized by the larger of it and the model's own largest
@@ -171,8 +155,7 @@ class EncoderCacheOverflow(Scenario):
         return Finding.of(seen == large, f"{BIG}: {large} tokens sent, {seen} arrived")
 
     @precondition(
-        "the image is larger than the encoder cache",
-        removed_by=("larger-budget", "limit-at-start"),
+        "the image is larger than the encoder cache", removed_by=("larger-budget", "limit-at-start")
     )
     def larger_than_the_cache(self, evidence: Evidence, requests: Requests) -> Finding:
         """The cache's size as the refusal names it, as the log does, or by the scheduler's
@@ -191,14 +174,14 @@ class EncoderCacheOverflow(Scenario):
         return Finding.of(smaller > len(sizes) // 2, f"{large} tokens, the cache holds {shown}")
 
     symptoms = (
-        never_answered(BIG, f"the {BIG} gets no answer and no refusal"),
-        process_alive(),
-        counted_as_running(
+        common.never_answered(BIG, f"the {BIG} gets no answer and no refusal"),
+        common.process_alive(),
+        common.counted_as_running(
             "the scheduler counts the request as running, in two readings", required=False
         ),
-        core_burns_cpu(required=False, live=False),
+        common.core_burns_cpu(required=False, live=False),
     )
-    live_only = (tokens_stand_still(),)
+    live_only = (common.tokens_stand_still(),)
 
     @symptom(
         "other requests and /health are starved as well: each empty step sends the API server a "
@@ -265,14 +248,14 @@ class EncoderCacheOverflow(Scenario):
         budgets = stacks.numbers(BUDGET_NAME, frame="schedule")
         return bool(budgets) and steps(stacks)[1] >= MIN_LOCALS
 
-    works_after = (refused_or_answered(BIG), answered(CONTROL, TEXT, OTHER))
+    works_after = (common.refused_or_answered(BIG), common.answered(CONTROL, TEXT, OTHER))
     rows = (
-        row(BIG, "no-answer", answered_row(CONTROL)),
-        row(TEXT, answered_row(TEXT), "200", abnormal_if=False),
-        row(OTHER, answered_row(OTHER), "200", abnormal_if=False),
+        row(BIG, "no-answer", common.answered_row(CONTROL)),
+        row(TEXT, common.answered_row(TEXT), "200", abnormal_if=False),
+        row(OTHER, common.answered_row(OTHER), "200", abnormal_if=False),
         row("/health, /v1/models", checks.endpoints_green, "200, 200", abnormal_if=False),
         row("requests running", "counted-as-running", "0 when idle"),
-        row("EngineCore CPU", "core-burns-cpu", idle_cpu),
+        row("EngineCore CPU", "core-burns-cpu", common.idle_cpu),
     )
     claims = (
         claim(

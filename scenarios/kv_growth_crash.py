@@ -1,7 +1,5 @@
 """LMDeploy: a prompt that fits the KV cache, an answer that does not: the engine loop dies."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from mmrepro.scenario import (

@@ -4,8 +4,6 @@ The note's engine has its image runner from the start, so what is wrong in its w
 server. ``--images-at-start`` does that here; each variant is a fault of ``mm-prefill-contract``.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from mmrepro.scenario import (

@@ -24,26 +24,14 @@ from mmrepro.scenario import (
     cause,
     claim,
     endpoints_green,
+    minivllm as mini,
     precondition,
     row,
     some_requests_fail,
     symptom,
     with_variants,
 )
-from mmrepro.scenario.minivllm import (
-    BLOCK_SIZE,
-    ELSEWHERE,
-    MinivllmFault,
-    Switched,
-    admitted,
-    counted,
-    embeddings,
-    in_last_block,
-    place,
-    put_right,
-    root_cause,
-    told,
-)
+from mmrepro.scenario.minivllm import counted, told
 from mmrepro.scenario.more import answered_alike, changed
 
 TEXTS = ("gate: text only", "gate: text only, streamed", "control: text only")
@@ -89,7 +77,7 @@ def all_stored(requests: Requests, logs: Logs) -> Finding:
     return Finding.of(True, told) if all(one.answered for one in sent) else Finding.unknown(told)
 
 
-class PrefillContract(MinivllmFault):
+class PrefillContract(mini.MinivllmFault):
     """A variant has its number in the note (``bug``), its ``error`` (a regular expression) and the
     ``frames`` of the traceback, which show the ``reason``. Images that are not ``failing`` are
     answered."""
@@ -123,7 +111,7 @@ class PrefillContract(MinivllmFault):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        frames = {f"frame-{i}": place(frame) for i, frame in enumerate(cls.frames)}
+        frames = {f"frame-{i}": mini.place(frame) for i, frame in enumerate(cls.frames)}
         cls.log_patterns = {"note-error": cls.error, **frames}
         cls.origin = f"milestone note, bug {cls.bug}"
 
@@ -136,11 +124,11 @@ class PrefillContract(MinivllmFault):
 
     @precondition("the engine took the images in: as many embeddings as they have, and one text")
     def images_admitted(self, requests: Requests, logs: Logs) -> Finding:
-        taken = {sent.label: (sent, tokens) for sent, tokens in admitted(requests, logs)}
+        taken = {sent.label: (sent, tokens) for sent, tokens in mini.admitted(requests, logs)}
         if absent := [label for label in IMAGES if label not in taken]:
             return Finding.of(False, f"the log shows no {absent[0]}")
         prompts = {label: taken[label] for label in IMAGES}
-        counts = {label: (embeddings(sent), n) for label, (sent, n) in prompts.items()}
+        counts = {label: (mini.embeddings(sent), n) for label, (sent, n) in prompts.items()}
         texts = {n - rows for rows, n in counts.values()}
         listed = "; ".join(
             f"{label}: {n} tokens, {rows} of it" for label, (rows, n) in counts.items()
@@ -188,9 +176,12 @@ class PrefillContract(MinivllmFault):
         return Finding.of(raised, f"{failed} failed requests; {self.logged_there(logs).observed}")
 
     works_after = (answered(*IMAGES), answered_alike(WHOLE, STREAMED), "text-undisturbed")
-    rows = (row("text alone", "text-undisturbed", "200", abnormal_if=False), *MinivllmFault.rows)
+    rows = (
+        row("text alone", "text-undisturbed", "200", abnormal_if=False),
+        *mini.MinivllmFault.rows,
+    )
     claims: ClassVar[tuple[Claim, ...]] = (
-        root_cause("{variant}: the error comes {reason}"),
+        mini.root_cause("{variant}: the error comes {reason}"),
         claim(
             "decode-undisturbed",
             "minivllm's text and decode are as they were",
@@ -203,12 +194,12 @@ class PrefillContract(MinivllmFault):
             "decode by CUDA graphs is not disturbed: text has the same tokens after images",
             "milestone note",
             by=("text-undisturbed", answered(*IMAGES)),
-            given=("arrived", decodes_by_graph, Switched.fault_off),
+            given=("arrived", decodes_by_graph, mini.Switched.fault_off),
             otherwise="to test on a GPU: mmrepro run {name} --mitigation fix --device cuda; the "
             "graphs alone were, see docs/gpu/summary.md",
         ),
-        put_right("minivllm answers images with that place put right"),
-        ELSEWHERE,
+        mini.put_right("minivllm answers images with that place put right"),
+        mini.ELSEWHERE,
     )
 
 
@@ -239,7 +230,7 @@ class SlotMapping(PrefillContract):
             "all tokens",
             server_args=("--fix", "slot-mapping"),
             claim="the first half of the note's fix",
-            took_effect=Switched.fault_off,
+            took_effect=mini.Switched.fault_off,
         ),
         Factor(
             IDS,
@@ -258,7 +249,7 @@ class SlotMapping(PrefillContract):
             "minivllm is mended by deriving the last block's tokens from all of them",
             "minivllm",
             by=all_stored,
-            given=(changed(LAST_BLOCK, "fix"), Switched.fault_off, "arrived"),
+            given=(changed(LAST_BLOCK, "fix"), mini.Switched.fault_off, "arrived"),
             otherwise="to test: mmrepro run {name} --flip last-block",
         ),
         claim(
@@ -266,7 +257,12 @@ class SlotMapping(PrefillContract):
             "minivllm takes full-length placeholder ids as well: attention counts tokens by them",
             "minivllm",
             by=all_stored,
-            given=(changed(LAST_BLOCK, "fix"), ids_beside("text"), Switched.fault_off, "arrived"),
+            given=(
+                changed(LAST_BLOCK, "fix"),
+                ids_beside("text"),
+                mini.Switched.fault_off,
+                "arrived",
+            ),
             otherwise="to test: mmrepro run {name} --flip last-block",
             refuted=True,
             note="keys and values are counted by inputs_embeds; nobody reads the ids",
@@ -277,8 +273,8 @@ class SlotMapping(PrefillContract):
     def last_block_differs(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
         size = told(metrics, "kv_cache_block_size")
         tokens = counted(requests, logs, ODD)
-        text = tokens - embeddings(requests.first(ODD))
-        has, of_text = in_last_block(tokens, size), in_last_block(text, size)
+        text = tokens - mini.embeddings(requests.first(ODD))
+        has, of_text = mini.in_last_block(tokens, size), mini.in_last_block(text, size)
         said = f"blocks of {size}: {has} tokens in the last of {tokens}, {of_text} of {text}"
         return Finding.of(has > of_text, said)
 
@@ -293,7 +289,7 @@ class SlotMapping(PrefillContract):
             return Finding.of(False, "the contract checker counted no missing slot")
         slots, tokens = int(counted[0][1]), int(counted[0][2])
         text = tokens - ODD_GRID[0] * ODD_GRID[1]
-        has, of_text = (in_last_block(count, BLOCK_SIZE) for count in (tokens, text))
+        has, of_text = (mini.in_last_block(count, mini.BLOCK_SIZE) for count in (tokens, text))
         blocks = f"the last block has {has} of them, of the {text} text ids alone {of_text}"
         short = tokens - slots == has - of_text > 0
         return Finding.of(short, f"{slots} slots for {tokens} tokens; {blocks}")

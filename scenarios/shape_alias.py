@@ -5,8 +5,6 @@ and 4 x 2 give the same bytes. Two caches go by that hash, each a variant: the p
 and the cache of vision embeddings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import median
 
@@ -31,6 +29,7 @@ from mmrepro.scenario import (
     precondition,
     quote,
     row,
+    sglang,
     symptom,
     unmitigated,
     with_variants,
@@ -45,23 +44,8 @@ from mmrepro.scenario.more import (
     happened,
     tiles,
 )
-from mmrepro.scenario.sglang import (
-    CONTROL,
-    OFF,
-    PictureAlias,
-    engines_own,
-    own_answer,
-    prefix_cache_at_work,
-    same_bytes,
-)
-from mmrepro.scenario.silent import (
-    Pair,
-    every_picture,
-    explained,
-    may_show,
-    pairs,
-    whole_prompt,
-)
+from mmrepro.scenario.sglang import same_bytes
+from mmrepro.scenario.silent import Pair, every_picture, explained, may_show, pairs, whole_prompt
 
 REPRODUCER = "shape_alias.py"
 CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
@@ -136,7 +120,13 @@ def aliased(failure: Failure, found: Mapping[str, list[Pair]]) -> Finding:
 
 def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Claim, ...]:
     """``shown``: what is seen of the cache that took the one for the other."""
-    known: tuple[str | Check, ...] = ("same-bytes", "starts-anew", "cache-on", engines_own, *given)
+    known: tuple[str | Check, ...] = (
+        "same-bytes",
+        "starts-anew",
+        "cache-on",
+        sglang.engines_own,
+        *given,
+    )
     by: tuple[str | Check, ...] = ("one-hash", *shown, "t-after-w", "w-after-t")
     entry = "one buffer in two layouts is one cache entry"
     return (
@@ -159,7 +149,7 @@ def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Clai
     )
 
 
-class ShapeAlias(PictureAlias):
+class ShapeAlias(sglang.PictureAlias):
     """What both variants share; ``between`` is what makes answers independent of each other."""
 
     # Run: 0.5.6, 0.5.17 and 0.5.23. By source only: 0.4.6 is the first that hashes the values of
@@ -200,7 +190,7 @@ class ShapeAlias(PictureAlias):
         return {
             "W": tiles("W", 2, 4, 7),
             "T": tiles("T", 4, 2, 7),
-            CONTROL: tiles(CONTROL, 4, 2, 8),
+            sglang.CONTROL: tiles(sglang.CONTROL, 4, 2, 8),
         }
 
     @precondition("both layouts are the same bytes, on two grids")
@@ -219,9 +209,11 @@ class ShapeAlias(PictureAlias):
         whose, text = answers.after("T", "W")
         return Finding.of(whose != "W", text)
 
-    @symptom("other tiles in T's layout get their own answer, after W and after T", id=CONTROL)
+    @symptom(
+        "other tiles in T's layout get their own answer, after W and after T", id=sglang.CONTROL
+    )
     def control_gets_its_own(self, answers: ComparedAnswers) -> Finding:
-        return all_met(answers.own("W", CONTROL), answers.own("T", CONTROL))
+        return all_met(answers.own("W", sglang.CONTROL), answers.own("T", sglang.CONTROL))
 
     @cause("the engine's own code gives both layouts one hash, and different grids")
     def one_hash(self, reproducers: Reproducers) -> Finding:
@@ -234,8 +226,8 @@ class ShapeAlias(PictureAlias):
         return Finding.of(equal and differ, text)
 
     rows = (
-        row("T after W, same text", "t-after-w", own_answer("T")),
-        row("W after T, same text", "w-after-t", own_answer("W")),
+        row("T after W, same text", "t-after-w", sglang.own_answer("T")),
+        row("W after T, same text", "w-after-t", sglang.own_answer("W")),
         row(
             "/health, /health_generate, /v1/models",
             checks.endpoints_green,
@@ -262,13 +254,13 @@ class KvCache(ShapeAlias):
     server_env = {CACHE_VARIABLE: "0"}
     mitigations = (
         cure(
-            OFF,
-            f"--{OFF}",
+            sglang.OFF,
+            f"--{sglang.OFF}",
             "no prefix cache at all (the embedding cache, off here, has the same hash)",
         ),
     )
 
-    preconditions = prefix_cache_at_work(TEXT_ALONE, "W", "T")
+    preconditions = sglang.prefix_cache_at_work(TEXT_ALONE, "W", "T")
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
@@ -278,7 +270,7 @@ class KvCache(ShapeAlias):
         able = may_show(self, failure)
         return aliased(failure, pairs(failure, whole_prompt)) if able.truth is Truth.MET else able
 
-    works_after = (CONTROL, told_apart, PictureAlias.off_as_told, engines_own)
+    works_after = (sglang.CONTROL, told_apart, sglang.PictureAlias.off_as_told, sglang.engines_own)
     claims = alias_claims("kv-reused", given=("text-shared",))
 
 
@@ -298,7 +290,7 @@ class EmbeddingCache(ShapeAlias):
     variant = "embedding-cache"
     affected = ">=0.4.7"  # by source as well: 0.4.6 has no such cache (managers/mm_utils.py)
     prefix_cached = False
-    server = f"--{OFF}"
+    server = f"--{sglang.OFF}"
     server_env = {CACHE_VARIABLE: "1"}
     mitigations = (
         Mitigation(
@@ -357,7 +349,7 @@ class EmbeddingCache(ShapeAlias):
         able = may_show(self, failure)
         return aliased(failure, every_picture(failure)) if able.truth is Truth.MET else able
 
-    works_after = (CONTROL, told_apart, was_emptied, engines_own)
+    works_after = (sglang.CONTROL, told_apart, was_emptied, sglang.engines_own)
     claims = alias_claims(happened(embeddings_kept), given=("no-kv-reused",))
 
 

@@ -9,8 +9,7 @@ import codecs
 import os
 from dataclasses import replace
 
-from minivllm.config import EngineConfig
-from minivllm.faults import FAULTS
+from minivllm.config import FAULTS, EngineConfig
 
 VARIABLE = "MINIVLLM_HIDDEN"
 

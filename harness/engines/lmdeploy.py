@@ -1,7 +1,5 @@
 """LMDeploy: its ``api_server`` from PyPI with the PyTorch engine, on a GPU or behind stand-ins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 

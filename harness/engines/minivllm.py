@@ -1,16 +1,9 @@
 """minivllm: the small engine in ``reproducers/minivllm``, with its faults on switches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import (
-    SERVED_MODEL,
-    Engine,
-    LaunchRequest,
-    Mitigation,
-)
+from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Mitigation
 from mmrepro.environments.spec import EnvironmentSpec, minivllm_spec
 from mmrepro.records import Fidelity, Setting
 from mmrepro.reproducers import reproducer_path
@@ -19,7 +12,7 @@ from mmrepro.reproducers import reproducer_path
 class MinivllmEngine(Engine):
     name: ClassVar[str] = "minivllm"
     module: ClassVar[str] = "minivllm.server"
-    preload: ClassVar[tuple[str, ...]] = ("minivllm.service", "minivllm.loading", "minivllm.paper")
+    preload: ClassVar[tuple[str, ...]] = ("minivllm.service", "minivllm.runner", "minivllm.paper")
     owned_options: ClassVar[tuple[str, ...]] = (
         "--host",
         "--port",
@@ -28,7 +21,7 @@ class MinivllmEngine(Engine):
         "--device",
     )
     start_marks: ClassVar[Mapping[str, str]] = {
-        "imports and model load": r"EngineCore waiting for work",
+        "imports and model load": r"EngineCore waiting for work"
     }
     core_role: ClassVar[str] = "EngineCore"
     own_fidelity: ClassVar[Fidelity | None] = Fidelity.TEACHING_ENGINE

@@ -1,7 +1,5 @@
 """SGLang: its own server from PyPI, on a GPU, or on a CPU behind a stand-in for its kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """vLLM: its OpenAI server from PyPI, on its own CPU backend or on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Everything that a run saw: what signatures judge and incidents keep."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,8 +54,7 @@ class ImageSent(Record):
     bytes: int
     name: Annotated[str, Field(description="the scenario's name for it, e.g. X or fill-7")] = ""
     pixels: Annotated[
-        str,
-        Field(description="SHA-256 of its pixels and size, of one colour of that alone, hex"),
+        str, Field(description="SHA-256 of its pixels and size, of one colour of that alone, hex")
     ] = ""
     coarse: Annotated[str, Field(description="4 x 4 mean colours of it, RGB, hex")] = ""
 

@@ -1,8 +1,6 @@
 """Where a run's evidence accumulates, from several threads and tasks, and the readings at a steady
 pace that its timeline is drawn from."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,6 +1,4 @@
 """Tiny random-weight models that real engines serve: that of most; the others are modules."""
 
-from __future__ import annotations
-
 from mmrepro.models.base import TinyModel as TinyModel
 from mmrepro.models.qwen import TinyQwen2VL as TinyQwen2VL, smart_resize as smart_resize

@@ -4,8 +4,6 @@ Whole or not at all; weights as safetensors, without torch; a byte-level tokeniz
 special tokens.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -5,8 +5,6 @@ The architecture, names of weights and processor fields of Qwen2-VL are those of
 Qwen3 has a small vision tower beside it: it is what minivllm serves.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path

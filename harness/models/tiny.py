@@ -12,8 +12,6 @@ forward pass. The rest is as small as it can be. Names of weights and configurat
 of transformers' ``LlamaForCausalLM`` and ``GemmaForCausalLM``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -14,10 +14,7 @@ from mmrepro.scenario.common import (
     some_requests_fail as some_requests_fail,
     unmitigated as unmitigated,
 )
-from mmrepro.scenario.definition import (
-    Scenario as Scenario,
-    with_variants as with_variants,
-)
+from mmrepro.scenario.definition import Scenario as Scenario, with_variants as with_variants
 from mmrepro.scenario.parts import (
     Check as Check,
     Claim as Claim,
@@ -40,11 +37,7 @@ from mmrepro.scenario.parts import (
     symptom as symptom,
     upgrade as upgrade,
 )
-from mmrepro.signature import (
-    Finding as Finding,
-    Outcome as Outcome,
-    Truth as Truth,
-)
+from mmrepro.signature import Finding as Finding, Outcome as Outcome, Truth as Truth
 from mmrepro.signature.decide import all_met as all_met
 from mmrepro.signature.views import (
     Logs as Logs,

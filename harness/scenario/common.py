@@ -5,8 +5,6 @@ Every function returns what ``symptoms`` and ``causes`` take. ``more``: ``requir
 claims and rows stand at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -103,10 +101,8 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 
 
 def stands_in(*functions: str, **more: Any) -> Declared:
-    from mmrepro.signature import loops
-
     def inside(stacks: StacksData) -> Finding:
-        return loops.stays_below(stacks, functions)
+        return checks.stays_below(stacks, functions)
 
     statement = f"in every stack sample a thread is inside {' > '.join(functions)}"
     return cause(statement, inside, **{"id": "stands-there", **more})

@@ -1,7 +1,5 @@
 """What a GPU does while the engine hangs: for a row of the table and a claim."""
 
-from __future__ import annotations
-
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import GpuData, GpuDevice, ProcessesData
 from mmrepro.records import Fidelity

@@ -1,7 +1,5 @@
 """For scenarios: what an ablation's table says of a hypothesis. Unknown where it does not tell."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from mmrepro.incident import ClaimResult

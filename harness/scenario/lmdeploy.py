@@ -152,8 +152,7 @@ class SmallKvCache(Scenario):
     max_model_len = 32768
     server = f"--cache-max-entry-count {SMALL} --max-batch-size 128"
     control_server = Control(
-        f"the same server with --cache-max-entry-count {BIG}",
-        ("--cache-max-entry-count", str(BIG)),
+        f"the same server with --cache-max-entry-count {BIG}", ("--cache-max-entry-count", str(BIG))
     )
     log_patterns = WITNESS_PATTERNS
     scale: ClassVar[int] = SCALE

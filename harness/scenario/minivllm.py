@@ -1,7 +1,5 @@
 """What scenarios of minivllm share: a fault that is switched on, and the same place put right."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import ClassVar

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mmrepro.case.driven import play_case as play_case
     from mmrepro.engines import Engine as Engine
-    from mmrepro.engines.base import (
-        Mitigation as Mitigation,
-        Patch as Patch,
-    )
-    from mmrepro.evidence import (
-        ImageSent as ImageSent,
-        Phase as Phase,
-    )
+    from mmrepro.engines.base import Mitigation as Mitigation, Patch as Patch
+    from mmrepro.evidence import ImageSent as ImageSent, Phase as Phase
     from mmrepro.incident import (
         Birthday as Birthday,
         ClaimResult as ClaimResult,
@@ -48,11 +42,7 @@ if TYPE_CHECKING:
         SyscallsData as SyscallsData,
         ThreadStack as ThreadStack,
     )
-    from mmrepro.records import (
-        Fidelity as Fidelity,
-        Setting as Setting,
-        StandIn as StandIn,
-    )
+    from mmrepro.records import Fidelity as Fidelity, Setting as Setting, StandIn as StandIn
     from mmrepro.scenario.common import (
         Label as Label,
         added_not_scheduled as added_not_scheduled,
@@ -90,10 +80,7 @@ if TYPE_CHECKING:
         unchanged as unchanged,
         usual_latency as usual_latency,
     )
-    from mmrepro.scenario.gpu import (
-        gpu_idle as gpu_idle,
-        gpu_memory_held as gpu_memory_held,
-    )
+    from mmrepro.scenario.gpu import gpu_idle as gpu_idle, gpu_memory_held as gpu_memory_held
     from mmrepro.scenario.parts import (
         Declared as Declared,
         Row as Row,

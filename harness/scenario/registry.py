@@ -1,13 +1,13 @@
 """Finding scenarios: built in, by entry point ``mmrepro.scenarios``, or by path."""
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 import sys
 import traceback
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from itertools import chain
 from pathlib import Path
 
 from mmrepro.base.units import size
@@ -83,7 +83,7 @@ def _from_file(path: Path) -> Scenario:
         line = next(f for f in reversed(frames) if Path(f.filename).parent != Path(__file__).parent)
         raise BrokenScenario(
             f"{path} cannot be loaded: {type(error).__name__}: {error} "
-            f"({Path(line.filename).name} line {line.lineno}).",
+            f"({Path(line.filename).name} line {line.lineno})."
         ) from error
     return _checked(getattr(module, "SCENARIO", None), str(path))
 
@@ -101,67 +101,56 @@ def _checked(candidate: object, where: str, conditions: bool = True) -> Scenario
 
 def _check(scenario: Scenario, where: str, conditions: bool) -> None:
     """Raises BrokenScenario: it lacks something that would be missed only after the run."""
-    for attribute in ("name", "release", "affected"):
-        if not isinstance(getattr(scenario, attribute, None), str):
-            raise BrokenScenario(
-                f"The scenario in {where} lacks the attribute {attribute!r}, a text.",
-                hint='name = "my-failure"; release = "0.23.0"; affected = ">=0.12.0,<0.24.0"',
-            )
+    try:
+        wrong = next(chain(_head(scenario), _body(scenario) if conditions else ()), None)
+    except BrokenScenario as error:
+        raise BrokenScenario(
+            f"The scenario in {where}: {error.message}", hint=error.hint
+        ) from error
+    if wrong is not None:
+        raise BrokenScenario(f"The scenario in {where} {wrong[0]}.", hint=wrong[1])
+
+
+def _head(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """What is wrong with what it says of itself, after "The scenario …", and a hint."""
+    for name in ("name", "release", "affected"):
+        if not isinstance(getattr(scenario, name, None), str):
+            hint = 'name = "my-failure"; release = "0.23.0"; affected = ">=0.12.0,<0.24.0"'
+            yield f"lacks the attribute {name!r}, a text", hint
     for mark, text in (("What:", scenario.summary), ("Why:", scenario.explanation)):
         if not text:
-            raise BrokenScenario(
-                f"The docstring of the scenario in {where} has no paragraph that begins with "
-                f"{mark!r}.",
-                hint="mmrepro new SCENARIO writes one that has it",
-            )
+            hint = "mmrepro new SCENARIO writes one that has it"
+            yield f"has no paragraph in its docstring that begins with {mark!r}", hint
     try:
         _ = scenario.affected_releases
         Version(scenario.release)
         shlex.split(scenario.server)
     except ValueError as error:
-        raise BrokenScenario(f"The scenario in {where}: {error}.") from error
-    if not conditions:
-        return
-    try:
-        _check_ids(scenario, where)
-    except BrokenScenario as error:
-        if where in error.message:
-            raise
-        raise BrokenScenario(
-            f"The scenario in {where}: {error.message}", hint=error.hint
-        ) from error
+        raise BrokenScenario(f"{error}.") from error
 
 
-def _check_ids(scenario: Scenario, where: str) -> None:
-    """Raises BrokenScenario: two conditions of one name, a row or a claim by one that is not."""
+def _body(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """What is wrong with its conditions: two of one name, a row or a claim by one that is not."""
     cls = type(scenario)
     for name in (*tagged(cls, Declared), *tagged(cls, Claim)):
         if hasattr(Scenario, name):
-            raise BrokenScenario(
-                f"The scenario in {where} has a condition or claim in the method {name!r}, which "
-                "is a hook of Scenario.",
-                hint=f'another name, and id="{name.replace("_", "-")}"',
+            hint = f'another name, and id="{name.replace("_", "-")}"'
+            yield (
+                f"has a condition or claim in the method {name!r}, which is a hook of Scenario",
+                hint,
             )
     changes = {*(m.name for m in scenario.mitigations), *(f.name for f in scenario.factors)}
     for declared in scenario.declared():
         if unknown := sorted(set(declared.removed_by) - changes):
-            raise BrokenScenario(
-                f"The scenario in {where} has the precondition {declared.id!r} removed by "
-                f"{unknown[0]!r}, which is no mitigation or factor of it.",
-                hint=f"it has: {', '.join(sorted(changes)) or 'none'}",
-            )
+            text = f"has the precondition {declared.id!r} removed by {unknown[0]!r}, which is no"
+            hint = f"it has: {', '.join(sorted(changes)) or 'none'}"
+            yield f"{text} mitigation or factor of it", hint
     if scenario.fails_at_start and scenario.control_server is None:
-        raise BrokenScenario(
-            f"The scenario in {where} fails_at_start and has no control_server, by which it would "
-            "be seen that it starts otherwise.",
-            hint='control_server = Control("the same without …", ("--option",))',
-        )
+        text = "fails_at_start and has no control_server, which shows that it starts otherwise"
+        yield text, 'control_server = Control("the same without …", ("--option",))'
     if unknown := sorted(scenario.option_servers.keys() - scenario.options.keys()):
-        raise BrokenScenario(
-            f"The scenario in {where} has option_servers for {unknown[0]!r}, which is no option of "
-            "it.",
-            hint=f"it has: {', '.join(scenario.options) or 'none'}",
-        )
+        hint = f"it has: {', '.join(scenario.options) or 'none'}"
+        yield f"has option_servers for {unknown[0]!r}, which is no option of it", hint
     known: set[str] = set()
     live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
     # Only a scenario with its own method can have other conditions at another fidelity.
@@ -170,17 +159,15 @@ def _check_ids(scenario: Scenario, where: str) -> None:
     for conditions in (*each, live):
         ids = [condition.id for condition in conditions]
         if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise BrokenScenario(f"The scenario in {where} has two conditions called {twice[0]}.")
+            yield f"has two conditions called {twice[0]}", ""
         if conditions is not live:
             known.update(ids)
     if not known:
-        raise BrokenScenario(f"The scenario in {where} has no condition.")
+        yield "has no condition", ""
     for what, name in scenario.named_conditions():
         if name not in known:
-            raise BrokenScenario(
-                f"The scenario in {where} has {what} by {name!r}, which is no condition of it.",
-                hint=f"its conditions: {', '.join(sorted(known))}",
-            )
+            hint = f"its conditions: {', '.join(sorted(known))}"
+            yield f"has {what} by {name!r}, which is no condition of it", hint
 
 
 def _facts(scenario: Scenario, fidelity: Fidelity) -> RunFacts:

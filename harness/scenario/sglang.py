@@ -1,7 +1,5 @@
 """For scenarios of SGLang: two pictures that a cache takes for one, and requests with an id."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -4,8 +4,6 @@ A sound cache shares what two prompts have in common up to the place where they 
 part at two different pictures, and the engine takes these for one, it shares more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What scenarios of vLLM share: its two multimodal caches, and how they part ways."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 

@@ -1,20 +1,12 @@
 """What scenarios of vLLM share whose one request ends EngineCore, and with it the server."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import ClassVar
 
 from mmrepro.probes.data import ProcessesData
 from mmrepro.scenario import vllm
-from mmrepro.scenario.common import (
-    answered,
-    death_rows,
-    dies_of,
-    first_error,
-    refused_or_answered,
-)
+from mmrepro.scenario.common import answered, death_rows, dies_of, first_error, refused_or_answered
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import cause, precondition, row, symptom
 from mmrepro.signature import Finding, crash

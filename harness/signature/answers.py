@@ -3,8 +3,6 @@
 "Answered" is more than HTTP 200 here: an engine may put its error into the answer's text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Each says by the types of its parameters what it reads, and returns a finding; w
 raised by the views and makes the condition unknown. None is met by the absence of evidence.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -18,17 +16,12 @@ from mmrepro.probes.data import (
     InferenceData,
     ProcessesData,
     ProcessUse,
+    StacksData,
     SyscallsData,
+    ThreadStack,
 )
 from mmrepro.signature.decide import Finding, Truth
-from mmrepro.signature.views import (
-    Logs,
-    Metrics,
-    Processes,
-    Requests,
-    core_processes,
-    spinning,
-)
+from mmrepro.signature.views import Logs, Metrics, Processes, Requests, core_processes, spinning
 
 BUSY_PCT = 50.0
 """A thread that spins takes a whole core; on a crowded machine it gets half of one."""
@@ -290,3 +283,46 @@ def same_digest(keys: Sequence[str], named: Collection[str], shown: str) -> Find
     text = f"{shown} {often}; the log names {', '.join(sorted(map(short_hash, named)))}"
     fits = {any(digest.startswith(key) for digest in named) for key in keys}
     return Finding.unknown(text) if len(fits) > 1 else Finding.of(fits.pop(), text)
+
+
+# ------------------------------------------------------------------ a thread that stays in a loop
+
+MIN_SAMPLES = 3
+"""With fewer samples of a thread, where it always is cannot be told."""
+
+
+def stays_below(stacks: StacksData, path: Sequence[str]) -> Finding:
+    """Whether in every sample a thread is inside the functions of ``path``, outermost first; others
+    may lie between them."""
+    samples = [sample for sample in stacks.samples if sample.threads]
+    if len(samples) < MIN_SAMPLES:
+        return Finding.unknown(f"{len(samples)} samples show stacks")
+    inside = sum(any(_goes_through(thread, path) for thread in s.threads) for s in samples)
+    text = f"{inside} of {len(samples)} samples inside {' > '.join(path)}"
+    return Finding.of(inside == len(samples), text)
+
+
+def _goes_through(thread: ThreadStack, path: Sequence[str]) -> bool:
+    inward = iter([frame.name for frame in reversed(thread.frames)])
+    return all(name in inward for name in path)
+
+
+def stays_in(stacks: StacksData, thread: str, path: Sequence[str], callee: str) -> Finding:
+    """Whether the thread of function ``thread`` is inside ``path`` in every sample of it.
+
+    In some of them it must be in ``callee``, and in some it must run: not in all, as it may wait
+    for the GIL in the middle of its loop.
+
+    Args:
+        path: bare names of functions that call each other, innermost first.
+        callee: what ``path`` calls again and again.
+    """
+    threads = stacks.threads(thread)
+    if len(threads) < MIN_SAMPLES:
+        return Finding.unknown(f"{thread} in {len(threads)} of {len(stacks.samples)} samples")
+    inside = [one for one in threads if one.within(*path)]
+    running = sum(one.active for one in inside)
+    calling = sum(one.within(callee, *path) for one in inside)
+    text = f"{len(inside)} of {len(threads)} samples in {path[0]}, {calling} in {callee}"
+    stays = len(inside) == len(threads) and calling > 0 and running > 0
+    return Finding.of(stays, f"{text}, {running} running")

@@ -3,8 +3,6 @@
 Only answers that were computed alike are alike: with as many prompt tokens taken from the cache.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 from mmrepro.evidence import Missing, RequestRecord

@@ -7,8 +7,6 @@ As in :mod:`mmrepro.signature.checks`, a function takes evidence and returns a f
 met by the absence of evidence.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ What a run knows from its own requests, an observer reads from the access log, f
 request that ``mmrepro diagnose`` sends, and from the processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from mmrepro.evidence import Evidence, Missing

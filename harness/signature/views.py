@@ -4,8 +4,6 @@ A check names what it reads by the types of its parameters. What is not there ra
 :class:`Missing`, which makes the condition unknown: no check needs to ask first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import TypeVar

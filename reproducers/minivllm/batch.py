@@ -1,7 +1,5 @@
 """From a step to the numbers that the model is given. Plain lists: nothing here needs torch."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """From the body of a chat request to token ids and images, and from token ids to text."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

@@ -1,8 +1,17 @@
-"""What an engine is started with."""
+"""What an engine is started with: sizes, faults, and a plugin that may change what it is made of.
+
+The first six faults are the bugs of the milestone note that added images to a text-only engine; the
+others are small copies of failures of vLLM, SGLang and LMDeploy. The code asks ``name in faults``
+at the one place that was wrong; everything else stays as it is.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import random
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -115,3 +124,83 @@ class EngineConfig:
         if "kv-budget" in self.faults:
             return max(1, (self.num_blocks - 1) // 10)
         return self.num_blocks - 1
+
+
+# ------------------------------------------------------------------ faults
+
+FAULTS: dict[str, str] = {
+    "warmup-sequence": "warm-up builds plain Sequences where the image prefill expects "
+    "ImageSequences",
+    "warmup-order": "the base initialiser warms up before the model accepts inputs_embeds",
+    "broken-module": "an edit left the fake vision module with a syntax error",
+    "image-path": "the configured warm-up image is a path that does not exist",
+    "pinned-placeholder": "the placeholder of the embeddings is pinned, though it is no CPU tensor",
+    "slot-mapping": "last_block_num_tokens is derived from the text ids only",
+    "ghost-key-lru": "the image cache's touch inserts missing keys; eviction never gets past them",
+    "pad-value-key": "prefix keys hold the image's digest modulo 65536 in place of the digest",
+    "kv-budget": "the KV cache gets a tenth of its budget, and nobody checks what fits",
+    "reused-mask": "the next step is prepared in the mask buffer that this step still reads",
+}
+
+NOTE_FAULTS = tuple(FAULTS)[:6]
+"""Those of the note."""
+
+
+def chosen(faults: Iterable[str], fixes: Iterable[str] = ()) -> frozenset[str]:
+    """``faults`` without ``fixes``. Raises ValueError for a name that is not in ``FAULTS``."""
+    for name in (*faults, *fixes):
+        if name not in FAULTS:
+            raise ValueError(f"there is no fault {name!r}; there is: {', '.join(FAULTS)}")
+    return frozenset(faults) - frozenset(fixes)
+
+
+def by_chance(
+    faults: frozenset[str], probability: float, seed: int | None = None
+) -> frozenset[str]:
+    """All of ``faults`` or none, decided once for a server's life.
+
+    Args:
+        seed: None: the system's randomness, so that no two servers agree but by chance.
+    """
+    source = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311
+    return faults if source.random() < probability else frozenset()
+
+
+# ------------------------------------------------------------------ the plugin
+
+PLUGIN = "minivllm_plugin"
+"""Module of the file that is run before the engine is made, and may change what it is made of."""
+
+
+def plugged(file: Path, config: EngineConfig) -> EngineConfig:
+    """What the function ``plug`` in ``file`` makes of ``config``.
+
+    Raises:
+        ValueError: there is no such file or function, it failed, or it returned something else.
+    """
+    plug = _plug_of(file)
+    try:
+        found = plug(config)
+    except Exception as error:
+        raise ValueError(f"plugin {file}: plug: {type(error).__name__}: {error}") from error
+    if not isinstance(found, EngineConfig):
+        raise ValueError(f"plugin {file}: plug returned no EngineConfig but {found!r:.80}")
+    return found
+
+
+def _plug_of(file: Path) -> Callable[[EngineConfig], object]:
+    if not file.is_file():
+        raise ValueError(f"plugin {file}: there is no such file")
+    spec = importlib.util.spec_from_file_location(PLUGIN, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"plugin {file}: not a Python file")
+    sys.modules[PLUGIN] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"plugin {file}: {type(error).__name__}: {error}") from error
+    plug = getattr(module, "plug", None)
+    if not callable(plug):
+        raise ValueError(f"plugin {file}: it has no function plug(config)")
+    made: Callable[[EngineConfig], object] = plug
+    return made

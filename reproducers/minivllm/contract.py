@@ -5,8 +5,6 @@ GPUModelRunner (``standins/contract_probe``) or by hand in a test. What a caller
 None and is not checked. Plain Python, no imports beyond the standard library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 

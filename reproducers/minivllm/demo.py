@@ -5,8 +5,6 @@ milestone note's ``main.py`` does it. With ``--vision fake`` (here the default) 
 nothing of the picture, and the answer may be empty.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json
@@ -47,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, BadRequest) as error:
         print(f"minivllm: {error}", file=sys.stderr)
         return 2
-    from .loading import load
+    from .runner import load
 
     engine = load(options.model, EngineConfig(vision=options.vision, device=options.device))
     began = time.monotonic()

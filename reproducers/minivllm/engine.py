@@ -1,15 +1,13 @@
 """The engine: takes requests in, runs step after step, gives tokens out. One thread uses it."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence as Seq
 from typing import Protocol
 
 from .batch import Batch, BatchBuilder, Guard
+from .caches import ImageCache
 from .config import EngineConfig
-from .mmcache import ImageCache
 from .scheduler import Scheduler, Step
 from .sequence import Image, ImageSequence, Sequence
 

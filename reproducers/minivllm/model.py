@@ -1,7 +1,5 @@
 """Qwen3 in plain torch, with a paged KV cache. Names of modules and weights as in transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ sequence's block table leads to. So a wrong slot, a wrongly shared block or a mi
 changes the answer, as it would with a model. For tests, and for ``minivllm.server --paper``.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence as Seq
 

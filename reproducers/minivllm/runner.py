@@ -1,25 +1,37 @@
 """Runs text: prefill and decode by token id. Knows nothing of images (``images`` adds them)."""
 
-from __future__ import annotations
-
 import logging
 import time
+from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .batch import Batch, BatchBuilder, Guard
-from .blocks import NULL_BLOCK
-from .config import EngineConfig
+from .caches import NULL_BLOCK
+from .config import EngineConfig, ModelConfig
+from .engine import Engine, Runner
 from .model import Context, KVCache, Qwen3
-from .sampler import sample
 from .scheduler import Chunk, Step
 from .sequence import Sequence
 
 log = logging.getLogger(__name__)
 
 GRAPH_BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+def sample(logits: torch.Tensor, temperatures: Seq[float]) -> list[int]:
+    """One token a row of ``logits`` (rows, vocabulary); temperature 0 takes the most likely."""
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    warm = [row for row, temperature in enumerate(temperatures) if temperature > 0]
+    if warm:
+        scale = torch.tensor([temperatures[row] for row in warm], device=logits.device)
+        probabilities = torch.softmax(logits[warm].float() / scale[:, None], dim=-1)
+        for row, token in zip(warm, torch.multinomial(probabilities, 1)[:, 0].tolist()):  # noqa: B905
+            tokens[row] = token
+    return tokens
 
 
 class ModelRunner:
@@ -150,3 +162,32 @@ class ModelRunner:
         inputs["tables"][:count, : context.tables.shape[1]] = context.tables
         graph.replay()
         return hidden[:count]
+
+
+def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of ``model.safetensors`` whose names start with ``prefix``."""
+    from safetensors import safe_open
+
+    with safe_open(str(folder / "model.safetensors"), "pt") as file:
+        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in names}
+
+
+def load(folder: Path, config: EngineConfig) -> Engine:
+    """A model in the format of transformers' Qwen3ForCausalLM."""
+    model = Qwen3(ModelConfig.read(folder))
+    model.load(read_weights(folder))
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    return build(config, model.to(config.device, dtype).eval(), folder)
+
+
+def build(config: EngineConfig, model: Qwen3, folder: Path | None = None) -> Engine:
+    """``folder``: where the vision tower's weights are; the fake vision needs none."""
+    text = ModelRunner(config, model)
+
+    def with_images() -> Runner:
+        from .images import ImageRunner
+
+        return ImageRunner(text, read_weights(folder, "visual.") if folder else {})
+
+    return Engine(config, text, with_images, model.config.eos_token_id)

@@ -1,12 +1,10 @@
 """What runs next: a step of prefill chunks, or one token for every running sequence."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .blocks import BlockManager
+from .caches import BlockManager
 from .config import EngineConfig
 from .sequence import ImageSequence, Sequence
 

@@ -1,7 +1,5 @@
 """OpenAI-compatible HTTP front: ``python -m minivllm.server --model FOLDER --port 8000``."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json
@@ -16,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .chat import BadRequest, Chat, Prompt
-from .config import EngineConfig, ModelConfig
+from .config import FAULTS, EngineConfig, ModelConfig, by_chance, chosen, plugged
 from .engine import Engine
-from .faults import FAULTS, by_chance, chosen
-from .plugin import plugged
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +310,7 @@ def _engine(options: argparse.Namespace, config: EngineConfig) -> Engine:
         from .paper import paper_engine
 
         return paper_engine(config)
-    from .loading import load
+    from .runner import load
 
     return load(options.model, config)
 

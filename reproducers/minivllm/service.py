@@ -1,7 +1,5 @@
 """The engine's thread, and what the HTTP front may ask of it."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading
@@ -10,9 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .caches import ImageCache
 from .chat import BadRequest, Prompt
 from .engine import Engine
-from .mmcache import ImageCache
 from .sequence import Image, Sequence
 
 log = logging.getLogger(__name__)

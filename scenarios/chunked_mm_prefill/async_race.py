@@ -1,7 +1,5 @@
 """vLLM 0.12.0 and 0.13.0: the mask of image rows is rewritten before the device has read it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Mapping
@@ -26,8 +24,8 @@ from mmrepro.scenario import (
     Truth,
     Upstream,
     UpstreamState,
-    answered,
     cause,
+    common,
     cure,
     precondition,
     pull,
@@ -38,16 +36,7 @@ from mmrepro.scenario import (
     vllm,
 )
 from mmrepro.scenario.definition import bind
-from mmrepro.scenario.more import (
-    Declared,
-    Mitigation,
-    Patch,
-    StandIn,
-    TinyDotsOCR,
-    crash,
-    dies_of,
-    guarded,
-)
+from mmrepro.scenario.more import Declared, Mitigation, Patch, StandIn, TinyDotsOCR, crash, guarded
 from mmrepro.scenario.parts import Hypothesis, many
 from mmrepro.scenarios.chunked_mm_prefill import report, stream
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
@@ -106,9 +95,7 @@ def images_of_one_step(requests: Requests, logs: Logs) -> Finding:
 
 
 TWO_BUFFERS = pull(
-    "vllm#31841",
-    "Two buffers for is_mm_embed",
-    "the fix that lets steps overlap again, in 0.14.0",
+    "vllm#31841", "Two buffers for is_mm_embed", "the fix that lets steps overlap again, in 0.14.0"
 )
 
 
@@ -270,7 +257,7 @@ class AsyncRace(Scenario):
         ),
     )
     symptoms = (
-        *dies_of(
+        *common.dies_of(
             failing,
             "an image of three steps gets HTTP 500, and later requests are not answered",
             live=True,
@@ -310,7 +297,7 @@ class AsyncRace(Scenario):
             return Finding.unknown(f"what was written to the mask of step {step} was not kept")
         return Finding.of(False, f"none to the mask of step {step}, which failed; {found.observed}")
 
-    works_after = (answered(SILENT, FIRST, SECOND, crash.AFTER), stream.right_rows)
+    works_after = (common.answered(SILENT, FIRST, SECOND, crash.AFTER), stream.right_rows)
     in_effect: ClassVar[Mapping[str, Check]] = {
         "sync-scheduling": stream.one_after_another,
         "barrier": stream.ordered,

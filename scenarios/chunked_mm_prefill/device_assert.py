@@ -1,7 +1,5 @@
 """A GPU's words of a device-side assert, held against this scenario's rules: ``mmrepro accept``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast

@@ -4,8 +4,6 @@ The mask of image rows is ``input_ids == image_token_id`` over the whole batch, 
 token that no image stands behind asks for one embedding more than there are.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
@@ -104,10 +102,7 @@ class PlaceholderMask(Scenario):
     server = f"{report.SERVER} --max-num-batched-tokens 2048"
     log_patterns = report.LOG_PATTERNS
     key_log_patterns = ("exception", "engine-dead")
-    references = (
-        BY_POSITION,
-        report.SAME_CRASH,
-    )
+    references = (BY_POSITION, report.SAME_CRASH)
     mitigations = (
         upgrade("0.12.0", "upgrade to 0.12.0: the mask is made from positions (vllm#16229)"),
     )

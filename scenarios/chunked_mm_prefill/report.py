@@ -1,7 +1,5 @@
 """What the variants of chunked-mm-prefill share: the bug report, its assertion, its claims."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -15,24 +13,13 @@ from mmrepro.scenario import (
     Missing,
     Requests,
     RunFacts,
-    answered,
     cause,
     claim,
+    common,
     issue,
     vllm,
 )
-from mmrepro.scenario.more import (
-    Declared,
-    Fidelity,
-    Label,
-    Row,
-    changed,
-    crash,
-    death_rows,
-    happened,
-    hypothesis,
-    unchanged,
-)
+from mmrepro.scenario.more import Declared, Fidelity, Row, crash, hypothesis
 from mmrepro.scenarios.chunked_mm_prefill import stream
 
 SERVER = """--trust-remote-code --max-num-seqs 8 --limit-mm-per-prompt '{"image":1}'"""
@@ -76,9 +63,9 @@ def too_many(logs: Logs, engine: Engine) -> Finding:
     return first
 
 
-def rows(failing: Label) -> tuple[Row, ...]:
+def rows(failing: common.Label) -> tuple[Row, ...]:
     assertion = "masked_scatter_size_check: totalElements <= srcSize"
-    return death_rows(failing, "500, EngineCore encountered an issue", assertion)
+    return common.death_rows(failing, "500, EngineCore encountered an issue", assertion)
 
 
 # ------------------------------------------------------------------ what the report claims
@@ -154,12 +141,16 @@ KV_CACHE = of_crash(
     "the second chunk's image tokens are scattered into the KV cache",
     by=into_input_embeddings,
     refuted=True,
-    otherwise="no crash",
 )
 UNTOLD = "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant async-race)"
 refuted = partial(of_crash, otherwise=UNTOLD, refuted=True)
-IN_LARGER_STEPS = (changed("budget", "chunk-budget"), stream.larger_steps, "unordered-buffer")
+IN_LARGER_STEPS = (
+    common.changed("budget", "chunk-budget"),
+    stream.larger_steps,
+    "unordered-buffer",
+)
 """The report's cure took effect, on an engine that was seen to race."""
+cured = partial(reported, by=(common.answered(FIRST, SECOND), stream.right_rows))
 RACE_CLAIMS = (
     of_crash(
         "assertion", "masked_scatter: more image rows than embeddings (masked_scatter_size_check)"
@@ -167,14 +158,14 @@ RACE_CLAIMS = (
     of_crash(
         "request-1-passes",
         "the first large image is answered, the second crashes",
-        by=happened(answered(FIRST)),
+        by=common.happened(common.answered(FIRST)),
         note="why the reporter's request 1 passed is not established",
     ),
     refuted(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause",
         given=(
-            changed("prefix-caching"),
+            common.changed("prefix-caching"),
             vllm.cache_says("enable_prefix_caching", "False"),
             *CRASHED,
         ),
@@ -184,42 +175,38 @@ RACE_CLAIMS = (
         "hypothesis 2: a chunk budget below the image's tokens is the cause, a larger one the cure",
         by="unordered-buffer",
         given=(
-            changed("budget", "chunk-budget"),
+            common.changed("budget", "chunk-budget"),
             stream.larger_steps,
-            answered(FIRST, SECOND),
+            common.answered(FIRST, SECOND),
             "unordered-buffer",
         ),
     ),
-    reported(
+    cured(
         "budget-cures",
         "the larger budget alone is enough: images are answered",
-        by=(answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, one_at_a_time),
         otherwise=UNTOLD,
     ),
-    reported(
+    cured(
         "cure-holds-at-once",
         "it is as well with several images at a time, whose tokens together are more than it",
-        by=(answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, at_once),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option at-once",
     ),
-    reported(
+    cured(
         "cure-holds-above",
         "with it larger images can be handled in the future",
-        by=(answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, stream.above_larger_budget),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option above-budget",
     ),
-    reported(
+    cured(
         "three-flags",
         "with all three flags the server is stable",
-        by=(answered(FIRST, SECOND), stream.right_rows),
         given=(
             *IN_LARGER_STEPS,
-            changed("prefix-caching"),
+            common.changed("prefix-caching"),
             vllm.cache_says("enable_prefix_caching", "False"),
             vllm.config_says("enforce_eager", "True"),
         ),
@@ -230,13 +217,12 @@ RACE_CLAIMS = (
         "first-chunk-passes",
         "the image's first chunk goes through, the second one crashes",
         by=stream.first_chunk_passed,
-        otherwise="no crash",
         note="the device reads the mask of the second one while it works at the first",
     ),
     of_crash(
         "two-chunks-crash",
         "an image of two chunks crashes in its second one",
-        by=happened(answered(TWO)),
+        by=common.happened(common.answered(TWO)),
         refuted=True,
         otherwise="no crash, or none of a later image",
         note="it is answered, with embeddings in wrong rows; the image of three chunks crashes",
@@ -252,7 +238,7 @@ RACE_CLAIMS = (
     refuted(
         "graphs",
         "hypothesis 3: a CUDA graph is replayed with the wrong size",
-        given=(unchanged("eager-mode"), vllm.no_graph_ran, *CRASHED),
+        given=(common.unchanged("eager-mode"), vllm.no_graph_ran, *CRASHED),
         note="no batch was run by a graph",
     ),
     of_crash(
@@ -331,36 +317,32 @@ def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
     )
 
 
+offered = partial(hypothesis, source=SOURCE)
 HYPOTHESES = (
-    hypothesis(
+    offered(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause (refuted in the report)",
-        SOURCE,
         causes="prefix-caching",
     ),
-    hypothesis(
+    offered(
         "chunk-budget",
         "hypothesis 2: a chunk budget below the image's tokens is the cause (confirmed in the "
         "report: 8192 cures it)",
-        SOURCE,
         causes="chunk-budget",
     ),
-    hypothesis(
+    offered(
         "graphs",
         "hypothesis 3: CUDA graphs (in the report the explanation; never tried alone)",
-        SOURCE,
         causes="eager-mode",
     ),
-    hypothesis(
+    offered(
         "async-scheduling",
         "asynchronous scheduling is the cause (not considered in the report)",
-        SOURCE,
         causes="async-scheduling",
     ),
-    hypothesis(
+    offered(
         "reporters-build",
         "the reporter's server died of this race",
-        SOURCE,
         untested="not established: the report names no build, and why its request 1 passes is open",
     ),
 )

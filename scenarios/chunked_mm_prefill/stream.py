@@ -1,7 +1,5 @@
 """What async-race's stand-ins write to the log, read: steps, masks of image rows, overwrites."""
 
-from __future__ import annotations
-
 import re
 
 from mmrepro.scenario import Check, Finding, Logs, Missing, Requests, Truth

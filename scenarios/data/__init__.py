@@ -1,7 +1,5 @@
 """Files that scenarios ship."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -4,8 +4,6 @@ Starts from the desynchronised caches of ``mm-cache-desync``: the failed request
 the receiver's LRU order that is not in the cache, and the first eviction never ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,8 +18,8 @@ from mmrepro.scenario import (
     Upstream,
     UpstreamState,
     cause,
+    common,
     cure,
-    endpoints_green,
     issue,
     quote,
     upgrade,
@@ -33,18 +31,10 @@ from mmrepro.scenario.more import (
     Picture,
     StackSample,
     StacksData,
-    added_not_scheduled,
     clip,
-    core_burns_cpu,
     guarded,
-    new_request_unanswered,
-    no_progress,
-    not_answered,
-    nothing_queued,
-    some_request_unanswered,
-    spins_in_user_space,
 )
-from mmrepro.scenarios.ghost_key_eviction import ablation, ghost, report
+from mmrepro.scenarios.ghost_key_eviction import ghost, report
 
 
 class GhostKeyEviction(vllm.MmCacheScenario):
@@ -107,12 +97,12 @@ class GhostKeyEviction(vllm.MmCacheScenario):
             "patch",
             description="vllm#43595 applied at start: touch() ignores missing keys, popitem() "
             "drops ghosts",
-            patch=ablation.PATCH,
+            patch=report.PATCH,
         ),
     )
     log_patterns = vllm.MmCacheScenario.log_patterns | ghost.THROUGHPUT_LINES
-    factors = ablation.FACTORS
-    ablation_hypotheses = ablation.HYPOTHESES
+    factors = report.FACTORS
+    ablation_hypotheses = report.HYPOTHESES
     reproducers = ("ghost_key.py",)
 
     options = {
@@ -174,16 +164,16 @@ class GhostKeyEviction(vllm.MmCacheScenario):
 
     preconditions = (vllm.REFUSED, vllm.CACHE_ON, ghost.BROKEN_PROMISE, ghost.EVICTED)
     symptoms = (
-        some_request_unanswered(),
-        new_request_unanswered(live=not_answered(id="no-answer-later")),
-        endpoints_green("/health and /v1/models answer 200 all the while"),
-        nothing_queued(),
-        added_not_scheduled(),
-        no_progress(),
-        core_burns_cpu(),
+        common.some_request_unanswered(),
+        common.new_request_unanswered(live=common.not_answered(id="no-answer-later")),
+        common.endpoints_green("/health and /v1/models answer 200 all the while"),
+        common.nothing_queued(),
+        common.added_not_scheduled(),
+        common.no_progress(),
+        common.core_burns_cpu(),
     )
     causes = (
-        spins_in_user_space(),
+        common.spins_in_user_space(),
         cause(
             "in every stack sample the thread process_input_sockets is inside the eviction loop: "
             "popitem ← __setitem__ ← __setitem__ ← get_and_update_item ← "

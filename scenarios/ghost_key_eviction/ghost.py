@@ -1,7 +1,5 @@
 """What evidence says of the ghost key: the stacks, the installed class, the eviction itself."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from mmrepro.evidence import Missing

@@ -1,40 +1,25 @@
-"""The tables of a ghost-key-eviction incident: the symptoms, what was said of it elsewhere."""
-
-from __future__ import annotations
+"""The tables of ghost-key-eviction: its symptoms and claims, and what an ablation may toggle."""
 
 from functools import partial
 
-from mmrepro.scenario import claim, row, vllm
-from mmrepro.scenario.more import (
-    checks,
-    gpu_idle,
-    gpu_memory_held,
-    idle_cpu,
-    idle_while_asked,
-    last_line,
-    usual_latency,
-)
+from mmrepro.scenario import Factor, Finding, Logs, claim, common, row, vllm
+from mmrepro.scenario.more import Patch, StandIn, checks, gpu_idle, gpu_memory_held, hypothesis
 from mmrepro.scenarios.ghost_key_eviction import ghost
 
 NO_HANG = "there was no hang in this run"
 ARTICLE = "the article of 2026-07-02"
 """On a server of the author's own; vllm#43941, which it names, is another report of the failure."""
 of_hang = partial(
-    claim,
-    source=ARTICLE,
-    given="no-answer",
-    otherwise=NO_HANG,
-    refutable_on=">=0.14.0,<0.24.0",
+    claim, source=ARTICLE, given="no-answer", otherwise=NO_HANG, refutable_on=">=0.14.0,<0.24.0"
 )
 """A statement of the article about the hang: only a run that hung tests it, and what releases that
 hang in another way show does not speak against it."""
 of_ghost = partial(
-    claim,
-    source=ARTICLE,
-    given=("no-answer", "cause"),
-    otherwise="not this hang, or no hang",
+    claim, source=ARTICLE, given=("no-answer", "cause"), otherwise="not this hang, or no hang"
 )
 """One about the ghost key: only a run tests it that was seen to hang by it."""
+
+stated = partial(claim, source=ARTICLE)
 
 STEPS = ("refused-for-length", "cache-on")
 of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
@@ -43,11 +28,16 @@ of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
 ROWS = (
     row("process alive", checks.engine_alive, "yes", "yes", abnormal_if=False),
     row("/health, /v1/models", "endpoints-green", "200, 200", "200, 200", abnormal_if=False),
-    row("/v1/chat/completions", "no-answer", usual_latency, "no answer in 15 s"),
-    row("a new text-only request", "no-answer-later", usual_latency),
-    row("running, waiting", idle_while_asked, "0, 0 when idle", "0 and 0, with a request added"),
+    row("/v1/chat/completions", "no-answer", common.usual_latency, "no answer in 15 s"),
+    row("a new text-only request", "no-answer-later", common.usual_latency),
+    row(
+        "running, waiting",
+        common.idle_while_asked,
+        "0, 0 when idle",
+        "0 and 0, with a request added",
+    ),
     row("requests added, finished", "added-not-scheduled", "equal", "added, never scheduled"),
-    row("EngineCore CPU", "core-burns-cpu", idle_cpu, "136 %"),
+    row("EngineCore CPU", "core-burns-cpu", common.idle_cpu, "136 %"),
     row(
         "system calls of EngineCore", "user-space-spin", "blocked when idle", "8 futex calls in 3 s"
     ),
@@ -74,10 +64,9 @@ CLAIMS = (
         by="added-not-scheduled",
     ),
     of_hang("cpu", "EngineCore burns CPU", by="core-burns-cpu"),
-    claim(
+    stated(
         "cpu-136",
         "it is 136 % of a core",
-        ARTICLE,
         untested="a figure of the author's machine, model and load; the loop is one thread, a core",
     ),
     of_hang(
@@ -104,7 +93,7 @@ CLAIMS = (
     of_hang(
         "last-line",
         'the last EngineCore log line is "waiting for work"',
-        by=last_line("waiting for work"),
+        by=common.last_line("waiting for work"),
     ),
     of_hang(
         "throughput",
@@ -159,37 +148,32 @@ CLAIMS = (
         by="no-answer",
         refuted=True,
     ),
-    claim(
+    stated(
         "videos",
         "videos do it as well: the article's clients sent video_url",
-        ARTICLE,
         by=("symptom", "cause"),
         given=ghost.sent_videos,
         otherwise="to test: mmrepro run ghost-key-eviction --option video",
     ),
-    claim(
+    stated(
         "authors-route",
         "the ghost came from high concurrency and a request whose hash is not in the cache",
-        ARTICLE,
         untested="not established: the article does not name the request. Here it is a refused one "
         "(vllm#43941); docs/found/vllm-0.23.0-overtaken shows one that another overtook",
     ),
-    claim(
+    stated(
         "unit-test-hangs",
         "the article's unit test loops for ever without the fix",
-        ARTICLE,
         by=ghost.article_test_hangs,
     ),
-    claim(
+    stated(
         "first-layer",
         "touch() that leaves a missing key alone prevents it",
-        ARTICLE,
         by=ghost.ends_it_alone("touch"),
     ),
-    claim(
+    stated(
         "second-layer",
         "popitem() that skips and drops ghost keys prevents the loop, whatever made them",
-        ARTICLE,
         by=ghost.ends_it_alone("popitem"),
     ),
     of_fix(
@@ -204,5 +188,90 @@ CLAIMS = (
         by=vllm.image_survives,
         given=STEPS,
         note="see the scenario mm-cache-desync",
+    ),
+)
+
+
+PATCH = Patch(
+    "ghost_key_patch",
+    StandIn(
+        name="ghost_key_patch",
+        replaces="vllm.utils.cache.LRUCache.touch and .popitem, by the fixed versions",
+        why="the mitigation under test, as the report's author patched by hand",
+    ),
+)
+LOADED = f"{PATCH.folder}-loaded"
+
+
+def half(method: str, what: str) -> Factor:
+    """One of the two parts of the fix."""
+    stand_in = StandIn(
+        name=f"ghost_key_patch, {method}() alone",
+        replaces=f"vllm.utils.cache.LRUCache.{method}, by the fixed version",
+        why="which part of the fix is needed is to be found out",
+    )
+
+    def patched(logs: Logs) -> Finding:
+        """The engine's own process says which methods it has replaced, as it does."""
+        done = sorted({m[1] for m in logs.search(LOADED, r"LRUCache\.(\w+) is patched")})
+        return Finding.of(
+            done == [method], f"patched in the engine: {', '.join(done) or 'nothing'}"
+        )
+
+    return Factor(
+        f"{method}-fix",
+        what,
+        f"the engine's LRUCache.{method}()",
+        f"{method}() as fixed",
+        patch=Patch(PATCH.folder, stand_in, env={"MMREPRO_GHOST_KEY_PATCH": method}),
+        claim="vllm#43595: both parts are needed",
+        took_effect=patched,
+    )
+
+
+FACTORS = (
+    vllm.PREFIX_CACHING,
+    Factor(
+        "concurrency",
+        "how many requests the scheduler runs at once",
+        "--max-num-seqs 8",
+        server_args=("--max-num-seqs", "1"),
+        claim="vllm#43941: it takes high concurrency",
+        took_effect=vllm.parsed_as("max_num_seqs", "1"),
+    ),
+    Factor(
+        "cache-size",
+        "how much the multimodal processor cache holds before it evicts",
+        f"--mm-processor-cache-gb {vllm.CACHE_GB}",
+        server_args=("--mm-processor-cache-gb", "4"),
+        claim="a larger cache is the first thing that one tries; 4 is vLLM's default",
+        took_effect=ghost.keeps_all,
+    ),
+    vllm.REFUSAL,
+    vllm.MM_CACHE,
+    half("touch", "the first part of vllm#43595: touch() ignores keys that are not cached"),
+    half("popitem", "the second part of vllm#43595: popitem() drops keys that are not cached"),
+)
+HYPOTHESES = (
+    hypothesis(
+        "high-concurrency",
+        "it takes high concurrency",
+        matters="concurrency",
+        note="The traffic here is one request at a time in any case",
+    ),
+    hypothesis(
+        "disable-cache", "turning the multimodal processor cache off cures it", cures="mm-cache"
+    ),
+    hypothesis(
+        "larger-cache",
+        "a larger multimodal processor cache cures it",
+        "the obvious guess",
+        cures="cache-size",
+    ),
+    hypothesis(
+        "both-parts",
+        "it takes both parts of the fix, in touch() and in popitem()",
+        "the obvious question",
+        cures=("touch-fix", "popitem-fix"),
     ),
 )

@@ -35,6 +35,7 @@ from mmrepro.scenario import (
     precondition,
     pull,
     quote,
+    sglang,
     symptom,
     upgrade,
 )
@@ -46,17 +47,6 @@ from mmrepro.scenario.more import (
     Picture,
     checks,
     read_picture,
-)
-from mmrepro.scenario.sglang import (
-    CONTROL,
-    OTHER,
-    PATCH_LOG,
-    PictureAlias,
-    engines_own,
-    mended,
-    patch_worked,
-    prefix_cache_at_work,
-    same_bytes,
 )
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs, whole_prompt
 from mmrepro.scenarios.data import pad_value_pair
@@ -79,7 +69,7 @@ VICTIMS = ("B after A", "A after B")
 CONTROLS = ("control after A", "control after B")
 
 
-class PadValueCollision(PictureAlias):
+class PadValueCollision(sglang.PictureAlias):
     """SGLang answers one picture with another's cached features.
 
     What: Two different pictures whose hashes agree in their low 30 bits share KV cache: the
@@ -105,7 +95,9 @@ class PadValueCollision(PictureAlias):
     )
     pair = ("A", "B")
     reproducers = (REPRODUCER,)
-    log_patterns = PATCH_LOG | {report.OVERFLOW: r"(?:Value|Overflow|Runtime)Error: .*[Oo]verflow"}
+    log_patterns = sglang.PATCH_LOG | {
+        report.OVERFLOW: r"(?:Value|Overflow|Runtime)Error: .*[Oo]verflow"
+    }
     key_log_patterns = ("prefill",)
     options = {
         "search": "search a new pair in this run's environment first (half a minute or so)",
@@ -141,14 +133,14 @@ class PadValueCollision(PictureAlias):
             )
             for name, field in SALTS.items()
         ),
-        mended(
+        sglang.mended(
             FROM_HASH,
             replaces="Req.extend_image_inputs (sglang/srt/managers/schedule_batch.py)",
             why="the analysis' first advice: the server makes extra_key of the pictures' whole "
             "hashes",
             name=FROM_HASH,
         ),
-        mended(
+        sglang.mended(
             FULL_HASH,
             replaces="MultimodalDataItem.set_pad_value (sglang/srt/managers/schedule_batch.py)",
             why="the analysis' second advice: the whole hash, 64 bits without a sign, in place of "
@@ -206,11 +198,11 @@ class PadValueCollision(PictureAlias):
 
     def fields(self, drive: Drive, picture: str) -> Mapping[str, object]:
         salts = {f: f"tenant-{picture}" for name, f in SALTS.items() if name in drive.mitigations}
-        return salts if picture in (*self.pair, CONTROL) else {}
+        return salts if picture in (*self.pair, sglang.CONTROL) else {}
 
     # ------------------------------------------------------------------ signature
 
-    preconditions = prefix_cache_at_work(OTHER, "A", "B", apart=KEYED)
+    preconditions = sglang.prefix_cache_at_work(sglang.OTHER, "A", "B", apart=KEYED)
 
     @precondition("by the engine's own hash A and B differ, and agree in the low 30 bits")
     def pair_agrees(self, reproducers: Reproducers) -> Finding:
@@ -241,15 +233,15 @@ class PadValueCollision(PictureAlias):
 
     @symptom(
         "a picture that nearly equals B shares the text before it only, and gets its own answer",
-        id=CONTROL,
+        id=sglang.CONTROL,
     )
     def control_gets_its_own(self, answers: ComparedAnswers) -> Finding:
         """Unknown where it shares more: then not the equal pad values make the difference."""
-        before, shared = answers.cached(OTHER), answers.from_cache(*CONTROLS)
+        before, shared = answers.cached(sglang.OTHER), answers.from_cache(*CONTROLS)
         text = f"from the cache: {shared}; the text before the picture has {before}"
         if any(answers.cached(label) > before for label in CONTROLS):
             return Finding.unknown(f"{text}: a collision cannot be told from any picture")
-        own = all_met(answers.own("A", CONTROL), answers.own("B", CONTROL))
+        own = all_met(answers.own("A", sglang.CONTROL), answers.own("B", sglang.CONTROL))
         return Finding(own.truth, f"{own.observed}; {text}")
 
     @symptom("/health, /health_generate and /v1/models answer 200", required=False)
@@ -258,7 +250,7 @@ class PadValueCollision(PictureAlias):
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
-        return answers.more_than_text(OTHER, *VICTIMS)
+        return answers.more_than_text(sglang.OTHER, *VICTIMS)
 
     @cause("the engine's own code gives both pictures one pad value, and different hashes")
     def equal_pad_values(self, reproducers: Reproducers) -> Finding:
@@ -286,7 +278,7 @@ class PadValueCollision(PictureAlias):
         for id, candidates in found.items():
             if not candidates:
                 return Finding.of(False, f"{id}: its prompt parts from no other at a picture")
-            if any(same_bytes(pair, failure.case.server.model) for pair in candidates):
+            if any(sglang.same_bytes(pair, failure.case.server.model) for pair in candidates):
                 return Finding.of(False, f"{id}: its picture is another one's in another layout")
         try:
             known = identities(failure, found)
@@ -311,13 +303,13 @@ class PadValueCollision(PictureAlias):
         return alone if alone.truth is Truth.MET else Finding.unknown(alone.observed)
 
     works_after = (
-        CONTROL,
+        sglang.CONTROL,
         answered(*VICTIMS),
         report.own_answers,
-        PictureAlias.off_as_told,
+        sglang.PictureAlias.off_as_told,
         apart_as_told,
-        patch_worked,
-        engines_own,
+        sglang.patch_worked,
+        sglang.engines_own,
     )
     rows, claims = report.ROWS, (*report.CLAIMS, *traffic.CLAIMS)
 
@@ -345,7 +337,7 @@ def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, I
 def read_pair(folder: Path) -> dict[str, Picture]:
     """The three pictures of a pair's folder. Raises UsageError: one is missing or no picture."""
     hint = "mmrepro collide --engine sglang --release 0.5.6 --out PAIR"
-    return {name: read_picture(folder / f"{name}.png", hint) for name in ("A", "B", CONTROL)}
+    return {name: read_picture(folder / f"{name}.png", hint) for name in ("A", "B", sglang.CONTROL)}
 
 
 SCENARIO = PadValueCollision()

@@ -1,6 +1,6 @@
 """What the analysis of the pad value collision states, judged; its rows, and the birthday curve."""
 
-from __future__ import annotations
+from functools import partial
 
 from mmrepro.scenario import (
     Finding,
@@ -11,6 +11,7 @@ from mmrepro.scenario import (
     all_met,
     claim,
     row,
+    sglang,
     unmitigated,
 )
 from mmrepro.scenario.more import (
@@ -21,14 +22,6 @@ from mmrepro.scenario.more import (
     changed,
     collision_probability,
     images_for,
-)
-from mmrepro.scenario.sglang import (
-    CONTROL,
-    FLUSH,
-    PATCHED_KEYS,
-    engines_own,
-    own_answer,
-    patch_worked,
 )
 
 REPRODUCER = "pad_value_collision.py"
@@ -41,7 +34,7 @@ PASSED_ON_SINCE = "0.5.11"
 0.5.11; 0.5.10 builds Req without it)."""
 SALTS = {"cache-salt": "cache_salt", "extra-key": "extra_key"}
 """Mitigations that are fields of a request."""
-FROM_HASH, FULL_HASH = PATCHED_KEYS
+FROM_HASH, FULL_HASH = sglang.PATCHED_KEYS
 OVERFLOW = "hash-overflow"
 """In the log: a number that token ids, 64 bits with a sign, cannot hold."""
 
@@ -80,13 +73,13 @@ def half_chance(reproducers: Reproducers) -> Finding:
 
 def own_answers(answers: ComparedAnswers) -> Finding:
     """Each picture of the pair, and the control after each, gets its own answer."""
-    orders = (("A", "B"), ("B", "A"), ("A", CONTROL), ("B", CONTROL))
+    orders = (("A", "B"), ("B", "A"), ("A", sglang.CONTROL), ("B", sglang.CONTROL))
     return all_met(*(answers.own(first, second) for first, second in orders))
 
 
 def flushed_alone(logs: Logs) -> Finding:
     """Nobody else emptied the cache: what salts keep apart looks like what was flushed."""
-    own = [r for r in logs.evidence.requests if r.label == FLUSH and r.status == 200]
+    own = [r for r in logs.evidence.requests if r.label == sglang.FLUSH and r.status == 200]
     count = logs.count("cache-flushed")
     return Finding.of(count == len(own), f"flushed {count} times, {len(own)} of them by the run")
 
@@ -120,65 +113,49 @@ def whole_hash_serves(logs: Logs, answers: ComparedAnswers, reproducers: Reprodu
 ANALYSIS = "analysis"
 SWAPPED = ("b-gets-a", "a-gets-b")
 SERVED = (*SWAPPED, "silent", "kv-reused")
-ALIKE = ("pair-agrees", "equal-pad-values", "starts-anew", "cache-on", engines_own)
+ALIKE = ("pair-agrees", "equal-pad-values", "starts-anew", "cache-on", sglang.engines_own)
 """Two pictures with one pad value were sent to a prefix cache that was seen at work."""
 SHARED = (*ALIKE, "text-shared")
 """And nothing keeps them apart in it."""
 
+stated = partial(claim, source=ANALYSIS)
 CLAIMS = (
-    claim("pad-range", "pad values lie in [0, 2^30)", ANALYSIS, by=pad_range, given=as_released),
-    claim(
-        "half-chance",
-        "about 46 000 images give a 50 % chance of a collision",
-        ANALYSIS,
-        by=half_chance,
+    stated("pad-range", "pad values lie in [0, 2^30)", by=pad_range, given=as_released),
+    stated("half-chance", "about 46 000 images give a 50 % chance of a collision", by=half_chance),
+    stated(
+        "kv-reused", "two pictures with one pad value share KV cache", by="kv-reused", given=SHARED
     ),
-    claim(
-        "kv-reused",
-        "two pictures with one pad value share KV cache",
-        ANALYSIS,
-        by="kv-reused",
-        given=SHARED,
+    stated(
+        "a-features", "B is answered with A's features", by=SWAPPED, given=(*SHARED, "kv-reused")
     ),
-    claim(
-        "a-features",
-        "B is answered with A's features",
-        ANALYSIS,
-        by=SWAPPED,
-        given=(*SHARED, "kv-reused"),
-    ),
-    claim(
+    stated(
         "embeddings",
         "the embeddings are still replaced correctly, so it does not crash",
-        ANALYSIS,
         by=SERVED,
         given=(*ALIKE, *SERVED),
         otherwise="no collision was served in this run",
         refuted=True,
     ),
-    claim(
+    stated(
         "extra-key",
         "extra_key isolates completely",
-        ANALYSIS,
         by=isolated,
         given=(changed(*SALTS), *ALIKE, flushed_alone),
         otherwise="to test: mmrepro run pad-value-collision --mitigation cache-salt",
         note=f"the scheduler passes the key on since {PASSED_ON_SINCE}",
     ),
-    claim(
+    stated(
         "key-from-hash",
         "an extra_key of the pictures' whole hashes keeps them apart",
-        ANALYSIS,
-        by=(own_answers, patch_worked),
+        by=(own_answers, sglang.patch_worked),
         given=(changed(FROM_HASH), *ALIKE, flushed_alone),
         otherwise=f"to test: mmrepro run pad-value-collision --mitigation {FROM_HASH}",
     ),
-    claim(
+    stated(
         "full-hash",
         "the whole 64-bit hash in place of the remainder keeps them apart",
-        ANALYSIS,
         by=whole_hash_serves,
-        given=(changed(FULL_HASH), "pair-agrees", patch_worked),
+        given=(changed(FULL_HASH), "pair-agrees", sglang.patch_worked),
         otherwise=f"to test: mmrepro run pad-value-collision --mitigation {FULL_HASH}",
     ),
     claim(
@@ -194,8 +171,8 @@ CLAIMS = (
 
 OTHERS = "answered with the features of the other picture"
 ROWS = (
-    row("B after A, same text", "b-gets-a", own_answer("B"), OTHERS),
-    row("A after B, same text", "a-gets-b", own_answer("A"), OTHERS),
+    row("B after A, same text", "b-gets-a", sglang.own_answer("B"), OTHERS),
+    row("A after B, same text", "a-gets-b", sglang.own_answer("A"), OTHERS),
     row("prompt tokens from the cache", "kv-reused", "the text before"),
     row("control picture after A, after B", "control", "its own", abnormal_if=False),
     row("HTTP status after the other picture", "silent", "200", abnormal_if=False),

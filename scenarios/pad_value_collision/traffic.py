@@ -1,8 +1,6 @@
 """What a server meets besides the bare pair: other questions, other texts, later requests, pictures
 of two sizes. ``--option traffic`` sends it after the trigger."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from functools import partial
@@ -26,10 +24,7 @@ B_TOLD, B_TOLD_AFTER = "traffic: B under another text", "traffic: B under anothe
 B_LATER, B_ASKED_LATER = "traffic: B later", "traffic: B later, asked otherwise"
 B_ANEW = "traffic: B, the cache emptied"
 ALONE = {name: f"traffic: {name} alone" for name in ("large", "small")}
-UNEQUAL = {
-    "small": "traffic: small after large",
-    "large": "traffic: large after small",
-}
+UNEQUAL = {"small": "traffic: small after large", "large": "traffic: large after small"}
 """Who came second."""
 AFTERWARDS = "traffic: text afterwards"
 

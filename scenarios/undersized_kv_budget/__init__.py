@@ -1,7 +1,5 @@
 """LMDeploy: a KV cache too small for the prompt, behind an error that says nothing of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The tables of an undersized-kv-budget incident: what was seen beside what the report says."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 from functools import partial

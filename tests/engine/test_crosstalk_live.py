@@ -15,7 +15,7 @@ from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.crosstalk import crosstalk
 from mmrepro.oracle.reference import reference_case
 from mmrepro.play.player import Player, PlayOptions
-from mmrepro.scenarios.borrowed_faults.pad_value import PAD_RANGE
+from mmrepro.scenarios.borrowed_faults import PAD_RANGE
 from mmrepro.traffic.drive import noise
 
 pytestmark = pytest.mark.engine

@@ -36,9 +36,8 @@ from hypothesis import (  # noqa: E402
     settings,
     strategies as st,
 )
-from minivllm.config import PAD_RANGE, EngineConfig  # noqa: E402
-from minivllm.faults import FAULTS, NOTE_FAULTS  # noqa: E402
-from minivllm.mmcache import ImageCache  # noqa: E402
+from minivllm.caches import ImageCache  # noqa: E402
+from minivllm.config import FAULTS, NOTE_FAULTS, PAD_RANGE, EngineConfig  # noqa: E402
 from minivllm.sequence import Image  # noqa: E402
 from small import engine, reference  # noqa: E402
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from minivllm.config import EngineConfig
-from minivllm.faults import FAULTS
+from minivllm.config import FAULTS, EngineConfig
 from minivllm.sequence import Image
 from small import MODEL, engine, reference, transformers_model
 
@@ -342,7 +341,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 def lazy_init(): raise AssertionError("CUDA was initialised")
 torch._C._cuda_init = torch.cuda._lazy_init = lazy_init
-import minivllm.service, minivllm.loading, minivllm.paper, minivllm.images, minivllm.fake_vision
+import minivllm.service, minivllm.runner, minivllm.paper, minivllm.images, minivllm.fake_vision
 assert not torch.cuda.is_initialized()
 """
 

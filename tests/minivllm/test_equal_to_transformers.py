@@ -137,7 +137,7 @@ def test_text_is_bit_identical_with_and_without_the_multimodal_code() -> None:
 
 @pytest.mark.parametrize("size", [1, 5])
 def test_sampling_is_of_the_given_temperature(size: int) -> None:
-    from minivllm.sampler import sample
+    from minivllm.runner import sample
 
     torch.manual_seed(0)
     logits = torch.tensor([[0.0, 3.0, 1.0]] * size)

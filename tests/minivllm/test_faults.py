@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from minivllm.config import EngineConfig
-from minivllm.faults import FAULTS, NOTE_FAULTS
+from minivllm.config import FAULTS, NOTE_FAULTS, EngineConfig
 from minivllm.sequence import Image, ImageSequence
 from small import engine, reference
 from torch import Tensor
@@ -150,7 +149,7 @@ def test_the_contract_names_the_mask_before_torch_does() -> None:
 @pytest.mark.parametrize("vision", ["fake", "tower"])
 def test_embeddings_are_deterministic_and_tell_images_apart(vision: str) -> None:
     from minivllm.fake_vision import FakeVision
-    from minivllm.vision import VisionTower
+    from minivllm.images import VisionTower
     from small import MODEL
 
     def picture(seed: int, rows: int, cols: int) -> Image:
@@ -169,7 +168,7 @@ def test_embeddings_are_deterministic_and_tell_images_apart(vision: str) -> None
 
 def test_merged_patches_are_those_of_one_place() -> None:
     """The first embedding sees the upper left 28 x 28 pixels and no others."""
-    from minivllm.vision import patches_of
+    from minivllm.images import patches_of
     from small import MODEL
 
     factor = MODEL.vision.factor

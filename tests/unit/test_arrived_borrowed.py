@@ -10,7 +10,7 @@ from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
 from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
 from mmrepro.scenario import Requests, Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios.borrowed_faults import ghost_key as ghost, kv_budget as kv, pad_value as pad
+from mmrepro.scenarios import borrowed_faults as faults
 from mmrepro.signature import Truth, evaluate
 from mmrepro.traffic.drive import Picture
 
@@ -61,8 +61,8 @@ def refused(evicted: float = 2, **long: object) -> Evidence:
         [
             picture("gate", "gate: an image", 1),
             picture("gate", "gate: the image again", 1),
-            picture("trigger", ghost.TOO_LONG, 2, **first),
-            picture("trigger", ghost.AGAIN, 2),
+            picture("trigger", faults.TOO_LONG, 2, **first),
+            picture("trigger", faults.AGAIN, 2),
         ],
         log(85, 85, 85),
         metrics("check", mm_cache_evictions_total=evicted),
@@ -150,7 +150,7 @@ def test_a_pair_that_does_not_collide_never_arrived() -> None:
             [
                 picture(phase, label, digest)
                 for phase in ("control", "trigger")
-                for label, digest in zip(pad.LABELS, digests, strict=True)
+                for label, digest in zip(faults.LABELS, digests, strict=True)
             ]
         )
 
@@ -172,8 +172,8 @@ def outgrown(
     return seen(
         [
             request("gate", "gate: text only", completion_tokens=12, prompt_tokens=24),
-            request("trigger", kv.PROMPT, 500),
-            request("trigger", kv.GROWS, **grows),
+            request("trigger", faults.PROMPT, 500),
+            request("trigger", faults.GROWS, **grows),
         ],
         log(24, prompt, 24),
         metrics("check", kv_cache_blocks_configured=configured, generation_tokens_total=total),
@@ -245,7 +245,7 @@ def test_the_pictures_that_are_sent_collide() -> None:
         def picture(self, name: str, seed: int) -> Picture:
             return Picture(name, b"%d" % seed, 1, 1)
 
-    first, second, other = (p.sent().sha256 for p in pad.pictures(Pictures()))  # type: ignore[arg-type]
-    values = [int(digest, 16) % pad.PAD_RANGE for digest in (first, second, other)]
+    first, second, other = (p.sent().sha256 for p in faults.pictures(Pictures()))  # type: ignore[arg-type]
+    values = [int(digest, 16) % faults.PAD_RANGE for digest in (first, second, other)]
     assert values[0] == values[1] != values[2]
     assert len({first, second, other}) == 3

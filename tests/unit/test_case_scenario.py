@@ -21,7 +21,7 @@ from mmrepro.probes.data import (
     ThreadStack,
 )
 from mmrepro.scenario.more import case_arrived, fails_in_server
-from mmrepro.signature import Truth, checks, loops
+from mmrepro.signature import Truth, checks
 from mmrepro.signature.views import Requests
 from mmrepro.traffic.drive import Drive
 from test_drive import drive
@@ -112,7 +112,7 @@ def sample(*functions: str) -> StackSample:
     ],
 )
 def test_a_hang_stands_where_every_sample_is(samples: list[StackSample], truth: Truth) -> None:
-    found = loops.stays_below(StacksData(samples=samples), ("loop", "take", "put"))
+    found = checks.stays_below(StacksData(samples=samples), ("loop", "take", "put"))
     assert found.truth is truth
 
 

@@ -24,7 +24,7 @@ from mmrepro.probes.data import InferenceData, LogLine, LogsData
 from mmrepro.scenario import Check, Finding, Truth
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import checks, checks as digests, crash, live_server, loops, views
+from mmrepro.signature import checks, checks as digests, crash, live_server, views
 from mmrepro.signature.decide import guarded
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -376,12 +376,12 @@ CALL = (("call", "core.py"), *LOOP)
 )
 def test_it_stays_in_its_loop(samples: tuple[Any, ...], found: Truth) -> None:
     seen = stacks(*(thread(*one) for one in samples))
-    assert loops.stays_in(seen, "main", ["step", "run"], "call").truth is found
+    assert checks.stays_in(seen, "main", ["step", "run"], "call").truth is found
     idle = stacks(*(thread(*one, active=False) for one in samples))
-    assert loops.stays_in(idle, "main", ["step", "run"], "call").truth is not MET
+    assert checks.stays_in(idle, "main", ["step", "run"], "call").truth is not MET
     if found is MET:
         idle.samples[0].threads[0].active = True
-        assert loops.stays_in(idle, "main", ["step", "run"], "call").truth is MET
+        assert checks.stays_in(idle, "main", ["step", "run"], "call").truth is MET
 
 
 def test_a_digest_is_quoted_and_whole_or_cut() -> None:

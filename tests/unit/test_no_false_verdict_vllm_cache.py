@@ -32,7 +32,7 @@ from mmrepro.probes.data import (
 from mmrepro.run.judge import effect
 from mmrepro.scenario import vllm
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
-from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
+from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
 from mmrepro.signature import Outcome, Truth
 from vllm_runs import Change, claims, edited, facts, judged, log_line, relabel, truth
 

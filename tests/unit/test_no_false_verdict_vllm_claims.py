@@ -28,7 +28,7 @@ from mmrepro.records import Moment
 from mmrepro.scenario import Scenario, vllm
 from mmrepro.scenario.definition import bind
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY, ghost
-from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
+from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
 from mmrepro.signature import Truth
 from mmrepro.signature.decide import guarded
 from vllm_runs import Change, claims, edited, facts, relabel, truth

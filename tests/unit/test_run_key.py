@@ -159,12 +159,12 @@ DECISIVE = (
     "engines/base.py",
     "engines/vllm.py", "environments/vllm.toml", "supervise/fork_server.py", "traffic/client.py",
     "probes/stacks.py", "probes/log_lines.py", "incident/folder.py",
-    "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/ablation.py",
+    "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/report.py",
     "reproducers/standins/boot/sitecustomize.py",
 )  # fmt: skip
 OF_OTHERS = (
     "engines/sglang.py", "environments/lmdeploy.toml", "environments/wheelhouse/make.py",
-    "environments/uv.py", "scenarios/mm_cache_desync.py", "scenarios/data/claims.json",
+    "environments/uv.py", "scenarios/vllm_mm_caches.py", "scenarios/data/claims.json",
     "reproducers/minivllm/service.py",
 )  # fmt: skip
 """Files that other runs are made of, or no run."""

@@ -26,8 +26,8 @@ from mmrepro.scenario.minivllm import place
 from mmrepro.scenario.more import Fidelity, answered_alike, as_by_control, in_log, not_logged
 from mmrepro.scenario.parts import Check
 from mmrepro.signature import evaluate
+from mmrepro.signature.checks import stays_in
 from mmrepro.signature.decide import guarded
-from mmrepro.signature.loops import stays_in
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 

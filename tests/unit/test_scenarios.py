@@ -253,7 +253,7 @@ def test_unmet_is_a_sequential_and() -> None:
 GOOD = """
     from __future__ import annotations
     from dataclasses import dataclass
-    from mmrepro.scenarios.mm_cache_desync import MmCacheDesync
+    from mmrepro.scenarios.vllm_mm_caches import MmCacheDesync
 
     @dataclass
     class Plan:  # looks its own module up

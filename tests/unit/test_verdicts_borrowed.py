@@ -19,13 +19,9 @@ from mmrepro.probes.data import (
     ThreadStack,
 )
 from mmrepro.scenario import LiveFacts, Scenario
-from mmrepro.scenario.minivllm import place
+from mmrepro.scenario.minivllm import AFTER, place
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios.borrowed_faults import (
-    ghost_key as ghost,
-    pad_value as pad,
-    reused_mask as mask,
-)
+from mmrepro.scenarios import borrowed_faults as faults
 from mmrepro.signature import Truth, evaluate
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -122,7 +118,7 @@ def corrupted(
         requests=[
             picture(phase, label, text, share, digest)
             for phase, said in (("control", "abc"), ("trigger", texts))
-            for label, text, share, digest in zip(pad.LABELS, said, cached, digests, strict=True)
+            for label, text, share, digest in zip(faults.LABELS, said, cached, digests, strict=True)
         ]
     )
 
@@ -236,11 +232,11 @@ def test_what_the_log_tells(
 
 
 def test_one_scattered_request_is_enough_and_another_500_is_none() -> None:
-    evidence = Evidence(requests=[request("trigger", label) for label in mask.TOGETHER])
+    evidence = Evidence(requests=[request("trigger", label) for label in faults.TOGETHER])
     assert truth_of(REUSED_MASK, "image-500", evidence) is NOT_MET
     evidence.requests[2].status, evidence.requests[2].error = 500, "CUDA error"
     assert truth_of(REUSED_MASK, "image-500", evidence) is NOT_MET
-    evidence.requests[2].error = f"RuntimeError: {mask.SCATTER}"
+    evidence.requests[2].error = f"RuntimeError: {faults.SCATTER}"
     assert truth_of(REUSED_MASK, "image-500", evidence) is MET
     assert truth_of(REUSED_MASK, "image-500", Evidence()) is UNKNOWN
 
@@ -249,7 +245,7 @@ DEVICE_ASSERT = "AcceleratorError: CUDA error: device-side assert triggered\nSea
 
 
 def test_on_a_gpu_the_first_one_takes_the_device_and_the_texts_with_it() -> None:
-    evidence = Evidence(requests=[request("trigger", x) for x in (*mask.TOGETHER, mask.AFTER)])
+    evidence = Evidence(requests=[request("trigger", x) for x in (*faults.TOGETHER, AFTER)])
     assert truth_of(REUSED_MASK, "text-answered", evidence) is MET
     for record in evidence.requests[1:4]:
         record.status, record.error = 500, DEVICE_ASSERT
@@ -260,14 +256,14 @@ def test_on_a_gpu_the_first_one_takes_the_device_and_the_texts_with_it() -> None
     evidence.requests[4].error = "internal error happened"
     assert truth_of(REUSED_MASK, "text-answered", evidence) is NOT_MET
     for record in evidence.requests[1:4]:
-        record.error = f"RuntimeError: {mask.SCATTER}"
+        record.error = f"RuntimeError: {faults.SCATTER}"
     assert truth_of(REUSED_MASK, "text-answered", evidence) is NOT_MET, "a CPU goes on"
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        (f"RuntimeError: {mask.SCATTER}", True),
+        (f"RuntimeError: {faults.SCATTER}", True),
         (
             "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:400: masked_scatter_size_check: "
             "block: [0,0,0], thread: [0,0,0] Assertion `totalElements <= srcSize` failed.",
@@ -311,10 +307,10 @@ def test_the_table_has_a_row_for_each_request_of_the_trigger() -> None:
     evidence = Evidence(
         requests=[
             request("gate", "gate: an image"),
-            request("trigger", ghost.TOO_LONG, 400),
-            request("trigger", ghost.AGAIN, 500),
-            request("trigger", ghost.FILLS[0]),
-            request("trigger", ghost.FILLS[0], 500),
+            request("trigger", faults.TOO_LONG, 400),
+            request("trigger", faults.AGAIN, 500),
+            request("trigger", faults.FILLS[0]),
+            request("trigger", faults.FILLS[0], 500),
         ],
         probes=[probed(http(200, 200))],
     )
@@ -324,10 +320,10 @@ def test_the_table_has_a_row_for_each_request_of_the_trigger() -> None:
         return [(row.check, row.healthy, row.abnormal) for row in found]
 
     endpoints = ("/health, /v1/models", "200", False)
-    again, fill = (ghost.AGAIN, "200", True), (ghost.FILLS[0], "200", False)
-    assert rows() == [(ghost.TOO_LONG, "400", False), again, fill, endpoints]
+    again, fill = (faults.AGAIN, "200", True), (faults.FILLS[0], "200", False)
+    assert rows() == [(faults.TOO_LONG, "400", False), again, fill, endpoints]
     evidence.requests[1].status = 200
-    assert rows()[0] == (ghost.TOO_LONG, "400", True)
+    assert rows()[0] == (faults.TOO_LONG, "400", True)
     evidence.probes = [probed(http(503, 200))]
     assert rows()[-1] == ("/health, /v1/models", "200", True)
 

@@ -24,7 +24,7 @@ from made_up import (
 from mmrepro.evidence import Evidence
 from mmrepro.scenario import Requests, vllm
 from mmrepro.scenario.vllm import desynchronise
-from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
+from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
 from mmrepro.signature import Outcome, Truth
 from mmrepro.traffic.drive import Picture
 

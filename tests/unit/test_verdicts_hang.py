@@ -33,7 +33,7 @@ from made_up import (
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import InferenceData
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
-from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
+from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
 from mmrepro.signature import Outcome, Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

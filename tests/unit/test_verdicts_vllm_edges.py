@@ -26,7 +26,7 @@ from mmrepro.scenario.definition import bind
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 from mmrepro.scenarios.encoder_cache_overflow import SCENARIO as OVERFLOW
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
-from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
+from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
 from mmrepro.signature import Outcome, Truth
 from mmrepro.signature.decide import guarded
 from mmrepro.signature.views import Requests

@@ -1,7 +1,6 @@
-"""For stand-ins: change a module of the engine at the moment it is imported, and not before."""
+"""For stand-ins: a line of the log, and a change to a module at the moment it is imported."""
 
-from __future__ import annotations
-
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -9,6 +8,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 Change = Callable[[ModuleType], None]
+
+
+def say(stand_in: str, what: str) -> None:
+    """One whole line in one write: several processes share the log."""
+    os.write(2, f"\nmmrepro stand-in {stand_in}: {what} (process {os.getpid()})\n".encode())
 
 
 class _ChangingLoader(Loader):

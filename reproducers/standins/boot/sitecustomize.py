@@ -6,8 +6,6 @@ is run here, in order. A stand-in that fails ends the process: `site` would prin
 go on, and the run would be judged without what its report lists.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

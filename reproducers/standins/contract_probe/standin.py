@@ -11,8 +11,6 @@ Seen to fit vLLM 0.11.0 (mask only) to 0.14.0; what a release does not have is s
 log, and not checked.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect

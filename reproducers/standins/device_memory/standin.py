@@ -4,8 +4,6 @@
 ``MMREPRO_DEVICE_TOTAL_BYTES`` what there is in all. What the engine makes of it is its own.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

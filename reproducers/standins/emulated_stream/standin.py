@@ -6,8 +6,6 @@ on device memory instead, and runs it as late as the engine's own waiting allows
 line of the engine changes; only the order in which device work runs relative to the host.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -4,8 +4,6 @@ Only ``LRUCache.touch`` and ``LRUCache.popitem`` change; ``MMREPRO_GHOST_KEY_PAT
 that do, separated by commas (both, if it is not set).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from types import ModuleType

@@ -4,8 +4,6 @@ Which blocks a sequence has, and in which order, is decided by LMDeploy; the att
 and reads exactly those. What it does not compute it refuses.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ operators come from LMDeploy's own default backend, paged attention aside.
 Scheduler, block manager, cache arithmetic, engine loop and HTTP server are LMDeploy's own.
 """
 
-from __future__ import annotations
-
 from types import ModuleType, SimpleNamespace
 from typing import Any
 

@@ -9,8 +9,6 @@ Each value becomes a line of the server's log: ``mmrepro-witness-EVENT {json}``.
   were prepared.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

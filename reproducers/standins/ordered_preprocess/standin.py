@@ -4,8 +4,6 @@ vLLM 0.12.0 and 0.13.0 record the event after which the host may reuse its buffe
 ``_preprocess`` has queued the copy of ``is_mm_embed``. Here it is recorded once more after it.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

@@ -8,7 +8,6 @@ is called writes a line that mmrepro counts, and raises.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -16,19 +15,16 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
+from mmrepro_boot import say
+
 NAME = "sgl_kernel_stub"
 PACKAGE = "sgl_kernel"
-
-
-def say(what: str) -> None:
-    """One whole line in one write: several processes share the log."""
-    os.write(2, f"\nmmrepro stand-in {NAME}: {what} (process {os.getpid()})\n".encode())
 
 
 def forked() -> None:
     """Called in each forked process of the engine: what is loaded there was loaded before."""
     if PACKAGE in sys.modules:
-        say("loaded")
+        say(NAME, "loaded")
 
 
 class Missing:
@@ -44,7 +40,7 @@ class Missing:
         return Missing(f"{self._name}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        say(f"called {self._name}")
+        say(NAME, f"called {self._name}")
         raise RuntimeError(f"{self._name} was called, but this is mmrepro's stand-in without it")
 
 
@@ -83,7 +79,7 @@ class Finder(MetaPathFinder, Loader):
 
         module.__dict__["__version__"] = "0.0.0+mmrepro.stub"
         torch.ops.sgl_kernel = Operators("torch.ops.sgl_kernel")
-        say("loaded")
+        say(NAME, "loaded")
 
 
 sys.meta_path.insert(0, Finder())

@@ -3,21 +3,14 @@
 ``MMREPRO_SGLANG_PATCH`` names which. Each says when it is there and when it made a difference.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from mmrepro_boot import after_import
+from mmrepro_boot import after_import, say
 
 NAME, ENV = "sglang_patches", "MMREPRO_SGLANG_PATCH"
-
-
-def say(what: str) -> None:
-    """One whole line in one write: several processes share the log."""
-    os.write(2, f"\nmmrepro stand-in {NAME}: {what} (process {os.getpid()})\n".encode())
 
 
 def own_hash(module: ModuleType) -> None:
@@ -27,7 +20,7 @@ def own_hash(module: ModuleType) -> None:
 
     def normalize(self: Any) -> Any:
         if getattr(self, "mm_hashes", None):
-            say("called, mm_hashes of the caller dropped")
+            say(NAME, "called, mm_hashes of the caller dropped")
             self.mm_hashes = None
         return original(self)
 
@@ -45,7 +38,7 @@ def exact_rid(module: ModuleType) -> None:
         others = {id(r): r for r in known if r.rid != asked.rid and r.rid.startswith(asked.rid)}
         others = {} if asked.abort_all else others
         for req in others.values():
-            say(f"called, {req.rid} is not {asked.rid}")
+            say(NAME, f"called, {req.rid} is not {asked.rid}")
             req.rid = f"\0{req.rid}"
         try:
             return original(self, asked)
@@ -64,7 +57,7 @@ def top_logprobs(module: ModuleType) -> None:
     def validate(self: Any, obj: Any, *rest: Any) -> Any:
         asked, there = getattr(obj, "top_logprobs_num", None), self.model_config.vocab_size
         if isinstance(asked, int) and asked > there:
-            say(f"called, {asked} top_logprobs refused")
+            say(NAME, f"called, {asked} top_logprobs refused")
             raise ValueError(f"top_logprobs is {asked}, and the vocabulary has {there} tokens")
         return original(self, obj, *rest)
 
@@ -80,7 +73,7 @@ def extra_key_from_hash(module: ModuleType) -> None:
         original(self, inputs)
         hashes = ",".join(f"{item.hash:x}" for item in self.multimodal_inputs.mm_items)
         self.extra_key = f"{self.extra_key or ''}|{hashes}"
-        say(f"called, extra_key of {hashes}")
+        say(NAME, f"called, extra_key of {hashes}")
 
     cls.extend_image_inputs = extend_image_inputs
 
@@ -93,7 +86,7 @@ def full_hash(module: ModuleType) -> None:
     def set_pad_value(self: Any) -> None:
         original(self)
         self.pad_value = self.hash
-        say(f"called, pad value {self.pad_value:#x}")
+        say(NAME, f"called, pad value {self.pad_value:#x}")
 
     cls.set_pad_value = set_pad_value
 
@@ -111,12 +104,12 @@ CHOSEN = os.environ[ENV]
 
 def patch(module: ModuleType) -> None:
     PATCHES[CHOSEN][1](module)
-    say(f"loaded {CHOSEN}")
+    say(NAME, f"loaded {CHOSEN}")
 
 
 def forked() -> None:
     """Called in each forked process of the engine: what is loaded there was loaded before."""
-    say(f"loaded {CHOSEN}")
+    say(NAME, f"loaded {CHOSEN}")
 
 
 after_import(PATCHES[CHOSEN][0], patch)

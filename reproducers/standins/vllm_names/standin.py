@@ -5,9 +5,6 @@ layers/layernorm.py:472, layers/activation.py:389). The stand-in gives it its ow
 whose ``forward_native`` is plain torch. What has no such counterpart raises when it is called.
 """
 
-from __future__ import annotations
-
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,6 +12,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
+
+from mmrepro_boot import say
 
 NAME = "vllm_names"
 
@@ -26,19 +25,14 @@ PACKAGES = ("vllm", "vllm.model_executor", "vllm.model_executor.layers")
 OPERATORS = "vllm._custom_ops"
 
 
-def say(what: str) -> None:
-    """One whole line in one write: several processes share the log."""
-    os.write(2, f"\nmmrepro stand-in {NAME}: {what} (process {os.getpid()})\n".encode())
-
-
 def forked() -> None:
     """Called in each forked process of the engine: what is loaded there was loaded before."""
     for name in OWN_CLASSES.keys() & sys.modules.keys():
-        say(f"loaded {name}")
+        say(NAME, f"loaded {name}")
 
 
 def rotary_embedding(*args: Any, **kwargs: Any) -> NoReturn:
-    say("called vllm._custom_ops.rotary_embedding")
+    say(NAME, "called vllm._custom_ops.rotary_embedding")
     raise RuntimeError("vLLM's rotary_embedding was called, but this is mmrepro's stand-in")
 
 
@@ -61,7 +55,7 @@ class Finder(MetaPathFinder, Loader):
             own, classes = OWN_CLASSES[name]
             source = import_module(f"sglang.srt.layers.{own}")
             module.__dict__.update({cls: getattr(source, cls) for cls in classes})
-            say(f"loaded {name}")
+            say(NAME, f"loaded {name}")
 
 
 sys.meta_path.insert(0, Finder())

@@ -6,7 +6,7 @@ from mmrepro.incident import Incident
 from mmrepro.probes.data import MetricsData
 from mmrepro.scenario.vllm import BY_REASON
 from mmrepro.scenarios.capacity_never import PROMPT
-from mmrepro.scenarios.uuid_alias import X_SHARED, Y_OWN, Y_SHARED
+from mmrepro.scenarios.vllm_mm_caches import X_SHARED, Y_OWN, Y_SHARED
 from mmrepro.signature import Outcome
 
 from imposters import Imposter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.reproducers.minivllm.faults import FAULTS, NOTE_FAULTS, by_chance, chosen
-from mmrepro.reproducers.minivllm.mmcache import ImageCache
+from mmrepro.reproducers.minivllm.caches import ImageCache
+from mmrepro.reproducers.minivllm.config import FAULTS, NOTE_FAULTS, by_chance, chosen
 from mmrepro.reproducers.minivllm.sequence import Image, ImageSequence, Sequence
 
 GHOST = frozenset({"ghost-key-lru"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from mmrepro.reproducers.minivllm.caches import ImageCache
 from mmrepro.reproducers.minivllm.config import EngineConfig
-from mmrepro.reproducers.minivllm.mmcache import ImageCache
 from mmrepro.reproducers.minivllm.paper import paper_engine
 from mmrepro.reproducers.minivllm.sequence import Image
 from mmrepro.reproducers.minivllm.service import Service

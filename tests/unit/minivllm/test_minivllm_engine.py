@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from mmrepro.reproducers.minivllm.blocks import NULL_BLOCK
+from mmrepro.reproducers.minivllm.caches import NULL_BLOCK
 from mmrepro.reproducers.minivllm.config import EngineConfig
 from mmrepro.reproducers.minivllm.engine import Engine
 from mmrepro.reproducers.minivllm.paper import PaperRunner, paper_engine

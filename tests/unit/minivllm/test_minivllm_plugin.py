@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.reproducers import reproducer_path
-from mmrepro.reproducers.minivllm.faults import FAULTS
+from mmrepro.reproducers.minivllm.config import FAULTS
 from mmrepro.supervise import answers
 from paper_requests import reference
 from paper_server import MODEL, Server, Start, servers
@@ -35,7 +35,7 @@ class Fresh:
         for name in ("server", "service", "paper"):
             self.module(name)
         config = self.module("config").EngineConfig(**sizes)
-        return self.module("plugin").plugged(PLANTED / plugin, config) if plugin else config
+        return self.module("config").plugged(PLANTED / plugin, config) if plugin else config
 
     def engine(self, plugin: Path | str = "", **sizes: int) -> Any:
         return self.module("paper").paper_engine(self.config(plugin, **sizes))
@@ -250,7 +250,7 @@ import sys
 from pathlib import Path
 from minivllm.config import EngineConfig
 from minivllm.paper import paper_engine
-from minivllm.plugin import plugged
+from minivllm.config import plugged
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

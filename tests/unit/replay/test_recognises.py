@@ -31,7 +31,7 @@ from mmrepro.scenario import Finding, Truth
 from mmrepro.scenario.more import Failure
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.sglang import patches
-from mmrepro.scenarios.borrowed_faults.pad_value import PAD_RANGE, digest
+from mmrepro.scenarios.borrowed_faults import PAD_RANGE, digest
 from mmrepro.traffic.drive import Picture, noise
 
 SGLANG = ServerWanted(engine="sglang", release="0.5.23")

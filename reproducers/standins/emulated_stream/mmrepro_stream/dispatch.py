@@ -13,8 +13,6 @@ returns) and *pinned* host memory (the host side of buffers). Then, of each oper
   possible (the shape depends on values) the host waits, as it does on a GPU.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from typing import Any

@@ -5,8 +5,6 @@ waited for it. This one always takes the latest moment, which makes every run th
 program relies on without waiting for it goes wrong each time, and what it waits for is right.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The stream under vLLM's CPU model runner (written against 0.12.0, 0.13.0 and 0.14.0)."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import sys

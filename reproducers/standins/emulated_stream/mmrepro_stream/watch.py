@@ -5,8 +5,6 @@ queued; whether it wrote other values does not matter, the program is wrong eith
 the device read other values than those that were there at the launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 

@@ -1,0 +1,314 @@
+"""SGLang: two requests, each of which ends the scheduler, and with it the whole server."""
+
+import json
+import re
+
+from mmrepro.scenario import (
+    Drive,
+    FailureClass,
+    Finding,
+    Logs,
+    Missing,
+    RequestRecord,
+    Requests,
+    Scenario,
+    Severity,
+    Upstream,
+    UpstreamState,
+    answered,
+    cause,
+    claim,
+    issue,
+    precondition,
+    pull,
+    quote,
+    row,
+    sglang,
+    symptom,
+    unmitigated,
+    upgrade,
+)
+from mmrepro.scenario.more import TinyQwen2VL, crash
+from mmrepro.traffic.reading import MAX_LIKELIEST, Watch
+
+VOCABULARY = TinyQwen2VL().vocab_size
+BEYOND = 100_000
+LEGAL, TOO_MANY = "all of the vocabulary", "more than the vocabulary"
+TRACE = (sglang.ENDED, "in-top-logprobs", "out-of-range")
+
+
+def likeliest(sent: RequestRecord) -> int:
+    """How many were told of the first token, as far as they are kept."""
+    return max((len(top) for choice in sent.choices for top in choice.top), default=0)
+
+
+LOGPROBS_REPORT = issue("sglang#40076", "top_logprobs > vocab size kills the scheduler")
+
+
+class TopLogprobsKill(Scenario):
+    """One request with top_logprobs beyond the vocabulary ends SGLang, for everybody.
+
+    What: A chat completion with `top_logprobs: 100000` gets no answer: the connection is
+    closed, and the server is gone for everybody. As many as the vocabulary has are answered.
+
+    Why: Nothing holds `top_logprobs` against the vocabulary before the sampler takes the `topk`
+    of the logits, which raises "selected index k out of range" in the scheduler's loop. The
+    scheduler has no answer to an exception but to end the whole tree of processes.
+    """
+
+    name, engine, release = "top-logprobs-kill", "sglang", "0.5.23"
+    # Run: 0.5.23, the newest there is. By source (layers/sampler.py, layers/logprob_processor.py)
+    # 0.5.6 and 0.5.17 do it too.
+    affected = ">=0.5.6"
+    log_patterns = (
+        sglang.PATCH_LOG
+        | sglang.ENDED_LOG
+        | {
+            "in-top-logprobs": r"line \d+, in _?get_top_logprobs",
+            "out-of-range": r"RuntimeError: selected index k out of range",
+        }
+    )
+    key_log_patterns = TRACE
+    mitigations = (
+        sglang.mended(
+            "top-logprobs",
+            "TokenizerManager._validate_one_request, which compares top_logprobs first",
+            "more top_logprobs than the vocabulary has tokens are refused with 400",
+        ),
+    )
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.OPEN, LOGPROBS_REPORT, "2026-11-24")
+    references = (
+        LOGPROBS_REPORT,
+        pull("sglang#28794", "reject out-of-range top_logprobs_num", "a fix, not in 0.5.23"),
+    )
+    sources = (
+        quote(
+            "sglang/srt/layers/logprob_processor.py", "get_top_logprobs_raw",
+            "k is what the request says", ".topk(max_k",
+        ),
+        quote(
+            "sglang/srt/layers/sampler.py", "get_top_logprobs",
+            "the same, in older releases", ".topk(max_k",
+        ),
+    )  # fmt: skip
+
+    async def ask_for(self, drive: Drive, label: str, number: int) -> RequestRecord:
+        body = {
+            "model": drive.traffic.model, "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 2, "temperature": 0, "logprobs": True, "top_logprobs": number,
+        }  # fmt: skip
+        watch, data = Watch(lambda: None, lambda _: None), json.dumps(body).encode()
+        return await drive.traffic.send(label, data, watch, deadline_s=drive.deadline_s)
+
+    async def trigger(self, drive: Drive) -> None:
+        await self.ask_for(drive, LEGAL, VOCABULARY)
+        await drive.unless_stuck(self.ask_for(drive, TOO_MANY, BEYOND))
+        await crash.watch(drive)
+
+    @precondition("the number came as far as it is looked at: refused by name, given, or in topk")
+    def looked_at(self, requests: Requests, logs: Logs) -> Finding:
+        """A proxy that drops the field, or refuses the request for something else, is none."""
+        sent = requests.first(TOO_MANY)
+        if sent.status is not None and 400 <= sent.status < 500:
+            return Finding.of("top_logprobs" in sent.error, sent.reply)
+        if sent.answered:
+            return Finding.of(likeliest(sent) == MAX_LIKELIEST, f"{likeliest(sent)} or more given")
+        if not logs.count("in-top-logprobs"):
+            raise Missing(f"it is not seen how far it came: {sent.reply}")
+        return Finding.of(True, "the traceback goes through get_top_logprobs")
+
+    @symptom("the request's connection ends without an answer, and so does every later one")
+    def no_answer(self, requests: Requests) -> Finding:
+        sent, later = requests.first(TOO_MANY), requests.first(crash.AFTER)
+        text = f"{sent.reply}; then a new text: {later.reply}"
+        if sent.timed_out or later.timed_out:
+            return Finding.unknown(text)
+        return Finding.of(sent.status is None and later.status is None, text)
+
+    @symptom("as many as the vocabulary has are answered", id="legal-answered", live=False)
+    def legal_answered(self, requests: Requests) -> Finding:
+        sent = requests.first(LEGAL)
+        given = likeliest(sent) == MAX_LIKELIEST
+        return Finding.of(sent.answered and given, f"{VOCABULARY} asked for: {sent.reply}")
+
+    symptoms = (sglang.server_lost(),)
+
+    @cause("the scheduler ended on topk's exception in get_top_logprobs, the log's first one")
+    def topk_raised(self, logs: Logs) -> Finding:
+        found = {name: logs.lines(name) for name in TRACE}
+        text = ", ".join(f"{len(lines)} × {name}" for name, lines in found.items())
+        if not all(found.values()):
+            return Finding.of(False, text)
+        begun, inside, raised = (lines[0].number for lines in found.values())
+        return Finding.of(begun < inside < raised, f"{text}; lines {begun}, {inside}, {raised}")
+
+    rows = (
+        row(f"top_logprobs {BEYOND}", "no-answer", answered(LEGAL), "connection closed"),
+        row("the server", "server-gone", "alive", "gone"),
+        row("the log's exception", "topk-raised", "none", "selected index k out of range"),
+        row(f"top_logprobs {VOCABULARY}", "legal-answered", "200", abnormal_if=False),
+    )
+    claims = (
+        claim(
+            "kills", "one request with top_logprobs beyond the vocabulary ends the server",
+            by=("no-answer", "server-gone"),
+            given=("looked-at", unmitigated), refutable_on=affected,
+        ),
+        claim(
+            "topk", "topk raises: selected index k out of range", by="topk-raised",
+            given=("looked-at", unmitigated), refutable_on=affected,
+        ),
+        claim("bound", "up to the vocabulary's size it is answered", by="legal-answered"),
+    )  # fmt: skip
+    works_after = ("legal-answered", answered(crash.AFTER), sglang.patch_worked)
+
+
+TOP_LOGPROBS_KILL = TopLogprobsKill()
+
+
+BOOTSTRAP_REPORT = issue("sglang#36855", "skip_radix_cache_insert livelocks on chunked prefill")
+CHUNK, ROOM = 128, 8192
+WORDS = "one two three four five six seven " * 12
+"""A prompt of three chunks and more, in the tiny model's tokens."""
+HOST = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 1}
+WITHOUT, SHORT, FAKE = "long, without a host", "short, with the host", "long, with the host"
+MANY, LAST = 50, 5
+"""Batches for which a prompt is much too short; lines that the log's probe keeps of its end."""
+NEW, OUT, PENDING = "prefill", "prefill-out-of-memory", "prefill-unfinished"
+
+
+def prefilled(logs: Logs) -> list[int]:
+    """New tokens of each batch of prefill, as the log has them."""
+    return [int(found[1]) for found in logs.search(NEW, r"#new-token: (\d+)")]
+
+
+def same_again(logs: Logs) -> tuple[int, list[int]]:
+    """How many batches left some of a prompt for later, and how much the last ones left."""
+    found = [re.search(r"#pending-token: (\d+)", one.text) for one in logs.lines(PENDING)[-LAST:]]
+    return logs.count(PENDING), [int(match[1]) for match in found if match]
+
+
+def no_progress(logs: Logs, least: int = MANY) -> Finding:
+    """No prompt has so many chunks, and each leaves less than the one before."""
+    count, left = same_again(logs)
+    text = f"{count} batches leave some of a prompt; the last {LAST} left {left}"
+    return Finding.of(count >= least and left == sorted(left), text)
+
+
+class FakeBootstrap(Scenario):
+    """A request with bootstrap_host 2.2.2.2 prefills its first chunk for ever, and SGLang dies.
+
+    What: A server that is not disaggregated is sent a prompt longer than `--chunked-prefill-size`
+    with `bootstrap_host: "2.2.2.2"`. Its first chunk is prefilled again and again until the KV
+    cache is full; then the scheduler ends, and the server with it. Without the field the same
+    prompt is answered, and a short one is answered with it.
+
+    Why: That address is the engine's own mark of a rehearsal, whose tokens are to stay out of the
+    prefix cache. The function that keeps them out is also the one that notes how far the prompt
+    has come: the next chunk begins at the same place, in new memory, and the old is lost.
+    """
+
+    name, engine, release = "fake-bootstrap", "sglang", "0.5.21"
+    # Run: 0.5.21, and 0.5.23, the newest there is, which is well. By source (mem_cache/common.py):
+    # 0.5.17 to 0.5.20 have the same function, and 0.5.22 is the first without it.
+    affected = ">=0.5.17,<0.5.22"
+    server = f"--chunked-prefill-size {CHUNK} --max-total-tokens {ROOM}"
+    log_patterns = sglang.ENDED_LOG | {
+        OUT: r"RuntimeError: (?:Prefill o|O)ut of memory",
+        PENDING: r"Prefill batch.*#pending-token: [1-9]",
+    }
+    key_log_patterns = (OUT, sglang.ENDED)
+    mitigations = (upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),)
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(
+        UpstreamState.OPEN, BOOTSTRAP_REPORT, "2026-11-25", note="by 0.5.23 it is gone"
+    )
+    references = (BOOTSTRAP_REPORT,)
+    sources = (
+        quote(
+            "sglang/srt/mem_cache/common.py", "maybe_cache_unfinished_req",
+            "what stays out of the cache does not get any further", "return",
+        ),
+        quote(
+            "sglang/srt/mem_cache/common.py", "checkpoint_kv_cache",
+            "in 0.5.23: the prompt gets further in any case", "req.prefix_len = ",
+        ),
+    )  # fmt: skip
+
+    async def trigger(self, drive: Drive) -> None:
+        await drive.ask(WITHOUT, text=f"a {WORDS}")
+        await drive.ask(SHORT, text="hello", extra=HOST)
+        wait = max(drive.deadline_s, sglang.LONG_S)  # until the cache is full
+        await drive.traffic.chat(FAKE, text=f"b {WORDS}", extra=HOST, deadline_s=wait)
+        await crash.watch(drive)
+
+    @precondition("the same prompt was prefilled in chunks")
+    def in_chunks(self, requests: Requests, logs: Logs) -> Finding:
+        tokens = requests.first(WITHOUT).prompt_tokens or 0
+        sizes = prefilled(logs)
+        text = f"{tokens} tokens of prompt; batches of {max(sizes, default=0)} at most"
+        return Finding.of(tokens > 2 * CHUNK and max(sizes, default=0) == CHUNK, text)
+
+    @precondition("the request with the host was prefilled")
+    def fake_arrived(self, requests: Requests, logs: Logs) -> Finding:
+        sent, plain = requests.first(FAKE), requests.first(WITHOUT).prompt_tokens
+        if sent.answered:
+            return Finding.of(sent.prompt_tokens == plain, f"answered: {sent.prompt_tokens} tokens")
+        if not logs.count(OUT):
+            raise Missing(f"not seen: {sent.reply}")
+        return Finding.of(True, "it took all the memory there was")
+
+    @symptom("the long prompt with the host gets no answer, and so does every later request")
+    def no_answer(self, requests: Requests) -> Finding:
+        sent, later = requests.first(FAKE), requests.first(crash.AFTER)
+        text = f"{sent.reply}; then a new text: {later.reply}"
+        if later.timed_out:
+            return Finding.unknown(text)
+        return Finding.of(not sent.answered and later.status is None, text)
+
+    symptoms = (
+        sglang.server_lost(),
+        symptom(
+            "the same prompt without it, and a short one with it, are answered",
+            answered(WITHOUT, SHORT), id="others-answered",
+        ),
+    )  # fmt: skip
+
+    @cause(
+        "one prompt's chunks are prefilled many times over",
+        live=cause("a chunk is prefilled over and over", no_progress),
+    )
+    def never_gets_further(self, logs: Logs, requests: Requests) -> Finding:
+        chunks = (requests.first(WITHOUT).prompt_tokens or ROOM) // CHUNK + 1
+        found = no_progress(logs, 10 * chunks)
+        return Finding(found.truth, f"{found.observed}; the prompt has {chunks} chunks")
+
+    @cause("the scheduler ended because its prefill found no memory", live=True)
+    def out_of_memory(self, logs: Logs) -> Finding:
+        out, ended = logs.lines(OUT), logs.lines(sglang.ENDED)
+        text = f"{len(out)} × {OUT}, {len(ended)} × an exception that ended the scheduler"
+        return Finding.of(bool(out) and bool(ended), text)
+
+    rows = (
+        row("long, with the host", "no-answer", answered(WITHOUT)),
+        row("the server", "server-gone", "alive", "dies"),
+        row("batches of prefill", "never-gets-further", "one a chunk"),
+        row("long without, short with the host", "others-answered", "200", abnormal_if=False),
+    )
+    claims = (
+        claim(
+            "no-progress", "the same chunk is prefilled again and again",
+            by="never-gets-further", given=("in-chunks", unmitigated), refutable_on=affected,
+        ),
+        claim(
+            "dies", "the scheduler ends out of memory in a prefill, and the server with it",
+            by=("out-of-memory", "server-gone"),
+            given=("in-chunks", unmitigated), refutable_on=affected,
+        ),
+        claim("any-client", "any client's request does it", by="fake-arrived", given="no-answer"),
+    )  # fmt: skip
+    works_after = ("others-answered", answered(FAKE, crash.AFTER))
+
+
+FAKE_BOOTSTRAP = FakeBootstrap()
