@@ -10,12 +10,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
+from mmrepro.capture.engine_logs import SGLANG, UNLOGGED, VLLM, SglangLog, VllmLog
 from mmrepro.capture.har import Har, settled
 from mmrepro.capture.heard import SLACK_S, Heard, Latest, Tally, case_of
 from mmrepro.capture.messages import UNSEEN_SIZE, Bodies, Captured, Contents, Unusable, played_path
 from mmrepro.capture.parsing import BadJson, Line, events, lines, no_constant
-from mmrepro.capture.sglang_log import MARK as SGLANG, SglangLog
-from mmrepro.capture.vllm_log import MARK as VLLM, UNLOGGED, VllmLog
 from mmrepro.case.files import read_case
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Content, Origin, ServerWanted
 from mmrepro.errors import UsageError

@@ -4,17 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from mmrepro.case.bodies import body
-from mmrepro.case.model import Barrier, Operation
+from mmrepro.case.files import pictures, read_case
+from mmrepro.case.model import Barrier, Operation, Part
 from mmrepro.evidence import RequestRecord
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.reading import Watch
+
+
+def body(operation: Operation, pictures: Mapping[str, Picture], model: str) -> bytes:
+    """The request's body for a server that serves ``model``; the same bytes each time.
+
+    A stream asks for its usage, unless the operation's own parameters say otherwise. What the
+    operation says itself goes before parameters of the same name.
+    """
+    fields: dict[str, Any] = dict(operation.parameters)
+    fields["model"] = model
+    if operation.messages is not None:
+        fields["messages"] = [
+            {**m.more, "role": m.role, "content": _content(m.content, pictures)}
+            for m in operation.messages
+        ]
+    if operation.prompt is not None:
+        fields["prompt"] = operation.prompt
+    fields.pop("stream", None)
+    if operation.stream:
+        fields = {"stream_options": {"include_usage": True}, **fields, "stream": True}
+    return json.dumps(fields).encode()
+
+
+def _content(content: str | list[Part], pictures: Mapping[str, Picture]) -> Any:
+    return content if isinstance(content, str) else [_part(part, pictures) for part in content]
+
+
+def _part(part: Part, pictures: Mapping[str, Picture]) -> dict[str, Any]:
+    if part.image is not None:
+        named = {} if part.uuid is None else {"uuid": part.uuid}
+        return {"type": "image_url", "image_url": {"url": pictures[part.image].data_url}, **named}
+    return {"type": "text", "text": part.text} if part.raw is None else part.raw
+
 
 Time = Literal["fast", "real", "order"]
 
@@ -250,3 +285,32 @@ def leave_at(op: Operation) -> int | None:
         return None
     barrier = Barrier.parse(op.leave)
     return {"sent": 0, "first-token": 1}.get(barrier.event, barrier.count)
+
+
+# ------------------------------------------------------------------------------------ as a trigger
+
+LOOK_S = 0.1
+
+
+async def play_case(drive: Drive, folder: Path) -> bool:
+    """Send the requests of the case in ``folder`` by its barriers, called by their ids.
+
+    A request without an answer, while nothing else moves, ends it: the request waits on, as with
+    ``Drive.ask``, and what would come later is not sent. Whether all of it was sent.
+
+    Raises:
+        UsageError: there is no case, or a picture of it is missing.
+    """
+    case, contents = read_case(folder)
+    sending = Sending(drive.traffic, pictures(case, contents), drive.deadline_s, "fast")
+    performing = asyncio.ensure_future(sending.perform(case.operations))
+    try:
+        while not (await asyncio.wait({performing}, timeout=LOOK_S))[0]:
+            if sending.pending and time.monotonic() - sending.progressed > drive.suspect_s:
+                sending.stop()
+                sending.hold()
+    finally:
+        drive.pending += [task for task, _ in sending.pending.values()]
+    await performing
+    drive.fact("operations_unsent", len(sending.unsent))
+    return not sending.unsent

@@ -26,7 +26,7 @@ from mmrepro.machine.files import read_file
 from mmrepro.probes.http import fetch
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.records import Record
-from mmrepro.replay.seen import Looked
+from mmrepro.replay.store import Looked
 from pydantic import Field
 
 CONTEXT, KV, BLOCK, BATCH, REFUSAL = "context", "KV cache", "block", "batch", "refusal"

@@ -24,8 +24,8 @@ from mmrepro.case.model import (
     Tiles,
 )
 from mmrepro.fuzz.limits import BLOCK, KV, SIZES, Limits
-from mmrepro.fuzz.profiles import Dialect
-from mmrepro.fuzz.switches import Switch
+from mmrepro.fuzz.options import Dialect
+from mmrepro.fuzz.steering import Switch
 
 LAYOUTS: Final = ((2, 4), (4, 2), (2, 6), (3, 4), (3, 2), (1, 4))
 """Rows and columns of tiles."""

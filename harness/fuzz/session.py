@@ -17,24 +17,20 @@ from mmrepro.case.model import Case
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.fuzz import minimisations
 from mmrepro.fuzz.episodes import Episodes
-from mmrepro.fuzz.knowledge import Knowledge
+from mmrepro.fuzz.knowledge import EPISODES, Ended, KeptLine, Knowledge, LineT
 from mmrepro.fuzz.limits import look_at_limits
-from mmrepro.fuzz.options import FuzzCommand
-from mmrepro.fuzz.playing import play_episode
-from mmrepro.fuzz.profiles import Profile
-from mmrepro.fuzz.source import Source, read_source
-from mmrepro.fuzz.store import EPISODES, Ended, KeptLine, LineT
+from mmrepro.fuzz.minimisations import play_episode
+from mmrepro.fuzz.options import FuzzCommand, Profile
+from mmrepro.fuzz.server import Source, read_source
 from mmrepro.incident import Fidelity
 from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.incident.replay import EPISODES_DIR, FindingClass, Fuzz
 from mmrepro.machine.host import host_facts
 from mmrepro.machine.journal import Head, Journal
 from mmrepro.models.tiny import TINY
-from mmrepro.play.options import PlayOptions
-from mmrepro.play.players import Servers
+from mmrepro.play.players import PlayOptions, Servers
 from mmrepro.records import Moment
-from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch
-from mmrepro.replay.plays import found as found_event
+from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch, found as found_event
 from mmrepro.replay.store import WriteReplay
 from mmrepro.run.judge import Deadlines
 from mmrepro.text.redact import Redactor

@@ -16,8 +16,8 @@ from math import comb
 from pathlib import Path
 
 from mmrepro.capture.texts import common
+from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part
-from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle import near_ties

@@ -16,9 +16,8 @@ from mmrepro.case.sending import Sending
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.play import looking
-from mmrepro.play.options import Look, PlayOptions
-from mmrepro.play.readings import reading
-from mmrepro.play.tracebacks import failed, read_tracebacks, telling
+from mmrepro.play.looking import failed, read_tracebacks, reading, telling
+from mmrepro.play.players import Look, PlayOptions
 from mmrepro.probes.data import ThreadStack
 from mmrepro.run.judge import Deadlines
 from mmrepro.run.observe import Interpreter, Probing

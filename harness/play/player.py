@@ -1,32 +1,35 @@
-"""Plays a case on a fresh server, and tells what came of it."""
+"""Attempts at a case, each on a fresh server, and what came of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ctypes
+import json
+import shlex
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import Engine, get_engine
 from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.errors import EngineStartError
+from mmrepro.errors import EngineStartError, UsageError
 from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import EVIDENCE_DIR, Fidelity, HostFacts, StandIn
 from mmrepro.incident.folder import Journal, prepared
 from mmrepro.machine.gpu import Choice, leased
 from mmrepro.machine.host import host_facts
+from mmrepro.models import TinyModel, TinyQwen2VL
+from mmrepro.models.tiny import TINY, TinyText
+from mmrepro.play.looking import of_engine, read_tracebacks
 from mmrepro.play.observing import Observing
-from mmrepro.play.options import Look as Look, PlayOptions as PlayOptions
-from mmrepro.play.served import replayed
-from mmrepro.play.tracebacks import of_engine, read_tracebacks
+from mmrepro.play.players import Look as Look, PlayOptions as PlayOptions
 from mmrepro.run.judge import Deadlines, derive
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.runner import blank, driving, model_of
@@ -40,7 +43,8 @@ from mmrepro.run.start import (
     target,
 )
 from mmrepro.run.starter import Starter
-from mmrepro.scenario import Scenario
+from mmrepro.scenario import Drive, Scenario
+from mmrepro.scenario.registry import load_scenario
 
 NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
@@ -252,3 +256,67 @@ def _not_started(played: Played, error: EngineStartError, journal: Journal, engi
     named = [first.error] if first else []
     played.causes = list(dict.fromkeys([*named, *error.detail]))
     played.frames = first.frames_of(engine) if first else []
+
+
+# -------------------------------------------------------- the scenario that starts a case's server
+
+NAME = "replay"
+
+
+class _Replayed(Scenario):
+    """A case is played.
+
+    What: the requests of a case are sent to a fresh server.
+
+    Why: to see whether it fails.
+    """
+
+    name = NAME
+    release = ""
+    affected = ""
+
+    async def trigger(self, drive: Drive) -> None:
+        """The player sends what the case says."""
+
+
+def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCommand]:
+    """The scenario that starts ``wanted``, and the options with its model and mitigation.
+
+    Raises:
+        UsageError: there is no such model or mitigation.
+    """
+    given = None if wanted.model in TINY else Path(wanted.model)
+    attributes: dict[str, Any] = {
+        "__doc__": _Replayed.__doc__,
+        "engine": wanted.engine,
+        "release": wanted.release,
+        "model": TINY[wanted.model] if given is None else _stand_in(given),
+        "max_model_len": wanted.max_model_len,
+        "server": shlex.join(wanted.args),
+        "server_env": wanted.env,
+    }
+    names: tuple[str, ...] = ()
+    if wanted.mitigation:
+        scenario, _, name = wanted.mitigation.rpartition("/")
+        known = load_scenario(scenario)
+        if known.engine != wanted.engine:
+            raise UsageError(f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}.")
+        attributes["mitigations"], names = (known.mitigation(name),), (name,)
+    made = type("Replayed", (_Replayed,), attributes)()
+    return made, RunCommand(
+        model=given, mitigations=names, timeout_s=options.timeout_s, device=options.device
+    )
+
+
+def _stand_in(folder: Path) -> TinyModel:
+    """What is known of a model of the user's own: whether it sees images. Raises UsageError."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        names = ", ".join(TINY)
+        raise UsageError(
+            f"{folder} holds no model: its config.json cannot be read.",
+            hint=f"--model DIR, or one of {names}",
+        ) from error
+    sees = isinstance(config, dict) and any("vision" in name for name in config)
+    return TinyQwen2VL() if sees else TinyText()

@@ -1,13 +1,18 @@
-"""Is it a known failure? Every scenario's signature is tried on the server that failed, or on what
-is left of it."""
+"""Known failures: every scenario's signature, tried on the server that failed or on its remains.
+
+Also what a new scenario of a finding looks for, and the server of the known scenarios.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mmrepro.case.model import Case
-from mmrepro.case.pictures import pictures
+from mmrepro.case.files import pictures, read_case
+from mmrepro.case.model import CASE_FILE, Case, ServerWanted
 from mmrepro.case.played import Played, PlayState
 from mmrepro.diagnose.match import all_scenarios, match_all, union
 from mmrepro.diagnose.options import DiagnoseCommand
@@ -15,12 +20,14 @@ from mmrepro.diagnose.session import diagnose
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.incident.diagnosis import Fit, Match
-from mmrepro.incident.replay import Sighting
-from mmrepro.oracle.buckets import alike
+from mmrepro.incident.replay import Finding, FindingClass, Sighting
+from mmrepro.machine.files import is_file
+from mmrepro.models.tiny import TINY
+from mmrepro.oracle.judged import alike
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.logs import LogsProbe
-from mmrepro.replay.seen import Looked, Named, Seen
-from mmrepro.scenario import Finding, LiveFacts, Scenario, Truth
+from mmrepro.replay.store import Looked, Named, Seen
+from mmrepro.scenario import Finding as Judgement, LiveFacts, Scenario, Truth
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.silent import SILENT, Failure
 from packaging.version import Version
@@ -122,7 +129,7 @@ def recognised(sighting: Sighting, case: Case, folder: Path, why: str) -> Named:
         try:
             found = scenario.recognises(failure)
         except Exception as error:
-            found = Finding.unknown(f"looking for it failed: {type(error).__name__}: {error}")
+            found = Judgement.unknown(f"looking for it failed: {type(error).__name__}: {error}")
         if found.truth is Truth.MET:
             return Named(known=scenario.name, variant=scenario.variant, why=found.observed)
         if found.truth is Truth.UNKNOWN:
@@ -142,3 +149,144 @@ def mitigation(named: Named, release: str) -> str:
         if not one.release and one.effective_on.contains(Version(release), prereleases=True):
             return f"{scenario.name}/{one.name}"
     return ""
+
+
+# ------------------------------------------------------------------------- a scenario of a finding
+
+INWARD = " > "
+"""Between the functions of a hang's bucket, outermost first."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What of a class of findings a scenario looks for, as Python.
+
+    Attributes:
+        pattern: of the engine's log; "": none.
+        observed: what one answer shows, where that is the symptom.
+    """
+
+    symptoms: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    pattern: str = ""
+    observed: dict[str, str] | None = None
+    healthy: str = ""
+
+
+def signature_of(finding: Finding, case: Case) -> Signature:
+    """What a run of the case must show to be this finding again."""
+    pattern = exception_pattern(finding.log_lines)
+    logged = ('in_log("the log holds the exception that the replay saw", "exception")',)
+    failing = [op for op in finding.operations if op in {one.id for one in case.operations}]
+    if finding.finding_class is FindingClass.HANG:
+        path = hang_path(finding.bucket)
+        stands = (f"stands_in({', '.join(map(repr, path))})",) if path else ()
+        seen = ("some_request_unanswered()", "new_request_unanswered()")
+        return Signature(seen, stands or (logged if pattern else ()), "" if stands else pattern)
+    if finding.finding_class is FindingClass.DEATH:
+        return Signature(("server_gone()",), logged if pattern else (), pattern)
+    if finding.finding_class is FindingClass.FAILING:
+        return Signature(("every_request_fails()",), logged if pattern else (), pattern)
+    if finding.finding_class is FindingClass.SERVER_ERROR:
+        labels = ", ".join(map(repr, failing[:3]))
+        fails = (f"fails_in_server({labels})",) if labels else ()
+        healthy = f", answered({labels})" if labels else ""
+        return Signature(fails, logged if pattern else (), pattern, healthy=healthy)
+    return Signature(observed=_observed(finding, failing or [case.operations[-1].id]))
+
+
+def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
+    """What is seen of the first answer that shows it."""
+    for one in finding.expectations:
+        if one.cached_at_most is not None:
+            return {
+                "statement": f"{one.operation} takes more than {one.cached_at_most} tokens from "
+                "the cache",
+                "label": one.operation,
+                "test": f"(sent.cached_tokens or 0) > {one.cached_at_most}",
+                "told": "{sent.cached_tokens} tokens from the cache",
+            }
+        if one.text is not None:
+            return {
+                "statement": f"{one.operation} is answered otherwise than it should be",
+                "label": one.operation,
+                "test": f"sent.answered and sent.text != {one.text!r}",
+                "told": "{sent.reply} {sent.text[:80]!r}",
+            }
+    return {
+        "statement": "TODO: what of the answer shows it",
+        "label": failing[0],
+        "test": "False",
+        "told": "{sent.reply} {sent.text[:80]!r}",
+    }
+
+
+def hang_path(bucket: str) -> list[str]:
+    """The functions in which a hang of this bucket stands, outermost first; []: none are known."""
+    where = bucket.rpartition("/")[2]
+    return where.split(INWARD) if where else []
+
+
+def exception_pattern(lines: list[str]) -> str:
+    """A pattern of the log's line: the exception and its words, up to the first thing that differs
+    from run to run (a number, a hash, something quoted)."""
+    named = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt))\b(.*)")
+    for line in lines:
+        if found := named.search(line):
+            words = re.split(r"[\d'\"`/]|0x", found[2], maxsplit=1)[0][:60].rstrip()
+            return re.escape(found[1] + words).replace("\\ ", " ")
+    return ""
+
+
+# -------------------------------------------------------------------------------------- the server
+
+
+def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> ServerWanted:
+    """The server: a case's own, for a recording that of the engine's scenarios; what ``asked``
+    says goes over both.
+
+    Raises:
+        UsageError: no engine, or none of that name, or no such release.
+    """
+    kept = next((place for place in (resume, file) if place and is_case(place)), None)
+    own = read_case(kept)[0].server if kept else None
+    if own is not None and asked.get("engine", own.engine) != own.engine:
+        raise UsageError(
+            f"{kept} is a case of {own.engine}, not of {asked['engine']}: another engine has other "
+            "options.",
+            hint=f"leave --engine out, or change the server in {CASE_FILE}",
+        )
+    if own is None:
+        if "engine" not in asked:
+            raise UsageError(
+                "--engine says which engine the traffic is played on.",
+                hint=f"mmrepro replay {file} --engine vllm",
+            )
+        get_engine(asked["engine"])
+        own = usual_server(asked["engine"])
+    wanted = ServerWanted.model_validate({**own.model_dump(), **asked})
+    get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
+    return wanted
+
+
+def is_case(place: Path) -> bool:
+    """Whether a case is there: a folder with one, or a file called so."""
+    return place.name == CASE_FILE or is_file(place / CASE_FILE)
+
+
+def usual_server(engine: str) -> ServerWanted:
+    """The newest release that a known scenario runs, and the tiny model that goes with it."""
+    known = last_known(engine)
+    return ServerWanted(
+        engine=engine,
+        release=known.release,
+        model=next(name for name, tiny in TINY.items() if type(tiny) is type(known.model)),
+        max_model_len=known.max_model_len,
+    )
+
+
+def last_known(engine: str) -> Scenario:
+    """The known scenario of ``engine`` with the newest release: release and model go together."""
+    tiny = {type(model) for model in TINY.values()}
+    found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
+    return max(found, key=lambda scenario: Version(scenario.release))

@@ -16,16 +16,20 @@ from typing import NamedTuple, Protocol
 from mmrepro.campaign.search import Spent
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import Needed, Step
-from mmrepro.replay.classes import abnormal, alike, grouped, kinds, sharing
-from mmrepro.replay.order import as_it_went
-from mmrepro.replay.seen import Seen
 from mmrepro.replay.simplify import (
     Change,
+    abnormal,
     all_at_once,
     all_options_left_out,
+    as_it_went,
     changes,
+    grouped,
+    kinds,
     options_left_out,
+    sharing,
+    stand_ins,
 )
+from mmrepro.replay.store import Seen
 
 FEW, MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most likely."""
@@ -229,7 +233,7 @@ class Shrinking:
         self.minimal = True
 
     def _each_once(self) -> None:
-        groups = alike(self.case, self.seen)
+        groups = stand_ins(self.case, self.seen)
         stands = {op: group[0] for group in groups for op in group[1:]}
         try:
             odd = set(abnormal(self.seen)) | set(self._culprits())
@@ -306,7 +310,7 @@ class Shrinking:
 
     def _affords(self, plays: int) -> bool:
         """Whether one operation of each kind can still be left out afterwards."""
-        return self.test.left >= plays + len(alike(self.case, self.seen))
+        return self.test.left >= plays + len(stand_ins(self.case, self.seen))
 
     # ------------------------------------------------------------------ steps
 

@@ -21,11 +21,10 @@ from mmrepro.oracle.reference import (
     reference_case,
     reference_limits,
 )
-from mmrepro.replay.seen import Seen
-from mmrepro.replay.store import BLOCKS, Wanted
+from mmrepro.replay.store import BLOCKS, Seen, Wanted
 
 if TYPE_CHECKING:
-    from mmrepro.replay.plays import Plays
+    from mmrepro.replay.attempts import Plays
 
 LEAST_OF_BLOCK = 8
 """Operations: of fewer nothing is told by what grows from block to block."""

@@ -25,8 +25,8 @@ from mmrepro.play.players import Players
 from mmrepro.records import Moment
 from mmrepro.replay.attempts import CaseResult
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.seen import STUCK, Seen
 from mmrepro.replay.session import Replaying
+from mmrepro.replay.store import STUCK, Seen
 from mmrepro.run.judge import Deadlines
 
 NOW = Moment.now()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case, Message, Noise, Operation, Part, ServerWanted
 from mmrepro.incident.replay import Expectation, FindingClass, PlayFacts, Sighting
-from mmrepro.replay.seen import STUCK, UNSENT, Seen
 from mmrepro.replay.shrink import Spent, Verdict
+from mmrepro.replay.store import STUCK, UNSENT, Seen
 
 SERVER = ServerWanted(engine="vllm", release="0.23.0", args=["--cache", "10"])
 BUCKET = "fake hang"

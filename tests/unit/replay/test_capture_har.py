@@ -23,9 +23,8 @@ from made_up_har import (
     write,
 )
 from mmrepro.capture import Captured, read
-from mmrepro.case.bodies import body
-from mmrepro.case.files import case_text, read_case, write_case
-from mmrepro.case.pictures import pictures
+from mmrepro.case.files import case_text, pictures, read_case, write_case
+from mmrepro.case.sending import body
 from mmrepro.errors import UsageError
 
 

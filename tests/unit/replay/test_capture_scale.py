@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
 from mmrepro.capture import Captured, Contents, anonymise, read, scale
 from mmrepro.capture.texts import common
-from mmrepro.case.files import read_case, write_case
+from mmrepro.case.files import pictures, read_case, write_case
 from mmrepro.case.model import (
     Case,
     Collision,
@@ -25,7 +25,6 @@ from mmrepro.case.model import (
     Solid,
     Tiles,
 )
-from mmrepro.case.pictures import pictures
 
 TOO_LONG = {
     "status": 400,

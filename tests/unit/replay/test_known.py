@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 from fake_player import played
 from fake_plays import BUCKET, OTHER, fake_case, fake_op, fake_seen
-from mmrepro.case.files import write_case
+from mmrepro.case.files import pictures, write_case
 from mmrepro.case.model import Case, Content, Image, Noise, ServerWanted, Tiles
-from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.incident.replay import FindingClass, PlayFacts, Sighting
 from mmrepro.replay import known
 from mmrepro.replay.known import best, by_log, diagnosed, mitigation
-from mmrepro.replay.seen import STUCK, UNSENT, Looked, Named, Seen
+from mmrepro.replay.store import STUCK, UNSENT, Looked, Named, Seen
 from mmrepro.scenario import Drive, Finding, Scenario, Truth
 from mmrepro.scenario.more import Failure
 

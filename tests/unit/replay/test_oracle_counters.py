@@ -10,9 +10,8 @@ from made_up_plays import answer, canary, case_of, operation, picture, played, r
 from mmrepro.case.played import PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import ChoiceSeen
-from mmrepro.oracle.canary import canary as judged_canary
-from mmrepro.oracle.ledger import ledger
-from mmrepro.oracle.quiescence import MIB, quiescence
+from mmrepro.oracle.counters import MIB, ledger, quiescence
+from mmrepro.oracle.judge import canary as judged_canary
 
 VLLM = get_engine("vllm")
 FINISHED, PROMPT, GENERATED = (

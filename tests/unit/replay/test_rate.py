@@ -8,8 +8,17 @@ import random
 import fake_plays
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.replay.confirm import GIVE_UP, MOST, SELDOM, confirmed, decided, tally
-from mmrepro.replay.rate import luck, rate_of, repeats
+from mmrepro.replay.confirm import (
+    GIVE_UP,
+    MOST,
+    SELDOM,
+    confirmed,
+    decided,
+    luck,
+    rate_of,
+    repeats,
+    tally,
+)
 
 
 @pytest.mark.parametrize(

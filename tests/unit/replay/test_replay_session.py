@@ -15,11 +15,10 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played, Reading
 from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.incident.replay import VERDICTS_FILE, FindingClass
-from mmrepro.oracle.quiescence import LEAST_STEP, quiescence
+from mmrepro.oracle.counters import LEAST_STEP, quiescence
 from mmrepro.play.observing import blocks
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.seen import STUCK, Named, Seen
-from mmrepro.replay.store import BLOCKS
+from mmrepro.replay.store import BLOCKS, STUCK, Named, Seen
 from mmrepro.reports.replay import seconds
 from test_shrink import ghost_trace, planted
 

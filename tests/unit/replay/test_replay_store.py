@@ -17,8 +17,7 @@ from mmrepro.case.files import case_digest
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.machine.journal import Journal
-from mmrepro.replay.seen import Seen
-from mmrepro.replay.store import VERDICTS, Began, Ended, Head
+from mmrepro.replay.store import VERDICTS, Began, Ended, Head, Seen
 from mmrepro.run.judge import Deadlines
 from test_replay_session import ended_once, lines, told
 from test_shrink import ghost_trace

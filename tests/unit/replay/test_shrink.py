@@ -15,8 +15,8 @@ from fake_plays import (
 )
 from hypothesis import given, strategies as st
 from mmrepro.case.model import Case
-from mmrepro.replay.seen import STUCK, Seen
 from mmrepro.replay.shrink import Shrinking
+from mmrepro.replay.store import STUCK, Seen
 
 
 def shrunk(case: Case, test: FakeTest) -> Shrinking:

@@ -12,7 +12,7 @@ from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle.judged import Judged
 from mmrepro.replay import silent
-from mmrepro.replay.plays import Plays
+from mmrepro.replay.attempts import Plays
 from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import Wanted
 

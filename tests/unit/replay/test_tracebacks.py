@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from made_up_plays import answer as answered, operation
 from mmrepro.engines import get_engine
 from mmrepro.evidence import RequestRecord
-from mmrepro.play.tracebacks import failed, of_engine, read_tracebacks, telling, tracebacks
+from mmrepro.play.looking import failed, of_engine, read_tracebacks, telling, tracebacks
 from mmrepro.records import Moment
 
 REFUSED = """\
