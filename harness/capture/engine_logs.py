@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -52,6 +52,7 @@ _VLLM_DEFAULTS: Final[dict[str, Any]] = {
     **{"ignore_eos": False, "min_tokens": 0, "prompt_logprobs": None, "skip_special_tokens": True},
     **{"spaces_between_special_tokens": True, "truncate_prompt_tokens": None},
 }
+UNREADABLE = "a line that cannot be read"
 UNLOGGED = "refused before vLLM logs the prompt"
 
 
@@ -63,8 +64,19 @@ class _Known:
     ids: list[int] | None = None
 
 
+def _each(lines: Iterator[Line], take: Callable[[Line], None], tally: Tally) -> None:
+    """``take`` raises Unusable, ValueError."""
+    for line in lines:
+        try:
+            take(line)
+        except Unusable as why:
+            tally.left_out[str(why)] += 1
+        except ValueError:
+            tally.left_out[UNREADABLE] += 1
+
+
 class VllmLog:
-    """Reads one log. The clock of its requests is the number of the line."""
+    """Reads one log of vLLM. The clock of its requests is the number of the line."""
 
     def __init__(self, bodies: Bodies, tally: Tally, found: Latest) -> None:
         self.bodies, self.tally, self.found = bodies, tally, found
@@ -74,13 +86,7 @@ class VllmLog:
         self._running = 0
 
     def read(self, lines: Iterator[Line]) -> None:
-        for line in lines:
-            try:
-                self._line(line)
-            except Unusable as why:
-                self.tally.left_out[str(why)] += 1
-            except ValueError:
-                self.tally.left_out["a line that cannot be read"] += 1
+        _each(lines, self._line, self.tally)
         ends = any(h.end is not None for h in self.found)  # --enable-log-outputs
         self.found.change_all(
             lambda h: replace(h, running=None) if ends else replace(h, begin=None)
@@ -207,7 +213,7 @@ _OPENAI_DEFAULTS: Final[dict[str, Any]] = {
 
 
 class SglangLog:
-    """Reads one log. The clock of its requests is the number of the line."""
+    """Reads one log of SGLang. The clock of its requests is the number of the line."""
 
     def __init__(self, bodies: Bodies, tally: Tally, found: Latest) -> None:
         self.bodies, self.tally, self.found = bodies, tally, found
@@ -216,11 +222,7 @@ class SglangLog:
         self._place: dict[str, int | None] = {}
 
     def read(self, lines: Iterator[Line]) -> None:
-        for line in lines:
-            try:
-                self._line(line)
-            except Unusable as why:
-                self.tally.left_out[str(why)] += 1
+        _each(lines, self._line, self.tally)
         # Of a client that went away there is no line. What never ended at the log's end is no such.
         last = max((h.begin or 0.0 for h in self.found if h.end is not None), default=0.0)
         self.found.change_all(lambda h: replace(h, left=h.end is None and (h.begin or 0.0) < last))
@@ -243,7 +245,7 @@ class SglangLog:
                 self._refused(line)
             return
         if not isinstance(told.get("obj"), dict):
-            raise Unusable("a line that cannot be read")
+            raise Unusable(UNREADABLE)
         headers = told.get("headers")
         self.tally.dropped["header"] += len(headers) if isinstance(headers, dict) else 0
         if event == "Finish":
@@ -345,7 +347,7 @@ def _document(text: str) -> dict[str, Any]:
     try:
         told = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
-        raise Unusable("a line that cannot be read") from error
+        raise Unusable(UNREADABLE) from error
     return told if isinstance(told, dict) else {}
 
 
@@ -354,7 +356,7 @@ def _printed(told: str) -> dict[str, Any]:
     try:
         return arguments(f"f({told})")
     except ValueError as error:
-        raise Unusable(CUT_SHORT if _CUT.search(told) else "a line that cannot be read") from error
+        raise Unusable(CUT_SHORT if _CUT.search(told) else UNREADABLE) from error
 
 
 def _finish(text: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
@@ -70,99 +70,74 @@ def read(
             kind = _sniffed(opened, file.name)
             opened.seek(0)
             if kind == "case":
-                return _case(file)
-            tally = Tally(file.name, kind)
-            return _recording(
-                opened,
-                tally,
-                server,
-                Latest(tally, limit),
-                host=host,
-                concurrency=concurrency,
-                folder=folder,
-                progress=None if progress is None else lambda at: progress(at, size),
-            )
+                case, below = read_case(file)
+                contents = Contents(below / IMAGES_DIR)
+                contents.has(i.sha256 for i in case.images.values() if isinstance(i, Content))
+                return Captured(case, contents)
+            tally, bodies = Tally(file.name, kind), Bodies(Contents(folder))
+            seen = None if progress is None else lambda at: progress(at, size)
+            heard = _heard(opened, bodies, tally, limit, host, seen)
+            tally.dropped.update(bodies.dropped)
+            opened.seek(0)
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        slack = SLACK_S if kind == "har" else 0.0
+        case, ordered = case_of(heard, server, bodies, concurrency=concurrency, slack=slack)
+        origin = Origin(
+            format=kind,
+            file=tally.file,
+            sha256=digest,
+            read=tally.read,
+            left_out=dict(+tally.left_out),
+            dropped=dict(+tally.dropped),
+            notes=[*ordered, *notes(tally, bodies)],
+        )
+        title = f"{len(case.operations)} requests from a {NAMES[kind]}"
+        case = case.model_copy(update={"origin": origin, "title": title})
+        bodies.contents.keep({i.sha256 for i in case.images.values() if isinstance(i, Content)})
+        return Captured(case, bodies.contents)
     except OSError as error:
         raise UsageError(f"{file.name} cannot be read: {error.strerror or error}.") from error
 
 
-def _recording(
+def _heard(
     file: BufferedReader,
+    bodies: Bodies,
     tally: Tally,
-    server: ServerWanted,
-    found: Latest,
-    *,
+    limit: int,
     host: str,
-    concurrency: int | None,
-    folder: Path | None,
     progress: Callable[[int], None] | None,
-) -> Captured:
-    """Raises UsageError."""
-    contents = Contents(folder)
-    bodies = Bodies(contents)
-    heard: Iterable[Heard] = found
-    if tally.format == "har":
-        har = Har(file, bodies, tally, host, progress)
-        for one in har.requests():
-            found.add(one)
-        _one_host(har, tally)
-        heard = settled(list(found), har.creator)
-    elif tally.format == "batch":
-        for one in batch_requests(lines(file, progress), bodies, tally):
-            found.add(one)
-    elif tally.format == "vllm-log":
-        VllmLog(bodies, tally, found).read(lines(file, progress))
-    else:
-        SglangLog(bodies, tally, found).read(lines(file, progress))
+) -> list[Heard]:
+    """The requests of a recording, at least one. Raises UsageError."""
+    found, heard = Latest(tally, limit), None
+    match tally.format:
+        case "har":
+            har = Har(file, bodies, tally, host, progress)
+            for one in har.requests():
+                found.add(one)
+            if len(har.hosts) > 1:
+                shown = [f"{host} ({count})" for host, count in har.hosts.most_common(5)]
+                more = f" and {len(har.hosts) - 5} more" if len(har.hosts) > 5 else ""
+                raise UsageError(
+                    f"{tally.file} has requests to several hosts: {', '.join(shown)}{more}.",
+                    hint=f"choose one: --host {har.hosts.most_common(1)[0][0]}",
+                )
+            heard = settled(list(found), har.creator)
+        case "batch":
+            for one in batch_requests(lines(file, progress), bodies, tally):
+                found.add(one)
+        case "vllm-log":
+            VllmLog(bodies, tally, found).read(lines(file, progress))
+        case _:
+            SglangLog(bodies, tally, found).read(lines(file, progress))
     if not found:
-        raise _nothing(tally)
-    tally.dropped.update(bodies.dropped)
-    file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    slack = SLACK_S if tally.format == "har" else 0.0
-    case, ordered = case_of(heard, server, bodies, concurrency=concurrency, slack=slack)
-    origin = Origin(
-        format=tally.format,
-        file=tally.file,
-        sha256=digest,
-        read=tally.read,
-        left_out=dict(+tally.left_out),
-        dropped=dict(+tally.dropped),
-        notes=[*ordered, *notes(tally, bodies)],
-    )
-    title = f"{len(case.operations)} requests from a {NAMES[tally.format]}"
-    case = case.model_copy(update={"origin": origin, "title": title})
-    wanted = {image.sha256 for image in case.images.values() if isinstance(image, Content)}
-    contents.keep(wanted)
-    return Captured(case, contents)
-
-
-def _one_host(har: Har, tally: Tally) -> None:
-    """Raises UsageError: the requests went to several hosts, and none is chosen."""
-    if len(har.hosts) > 1:
-        shown = [f"{host} ({count})" for host, count in har.hosts.most_common(5)]
-        more = f" and {len(har.hosts) - 5} more" if len(har.hosts) > 5 else ""
+        why = "; ".join(f"{count} × {why}" for why, count in tally.left_out.most_common(4))
+        told = f" ({why})" if why else ""
         raise UsageError(
-            f"{tally.file} has requests to several hosts: {', '.join(shown)}{more}.",
-            hint=f"choose one: --host {har.hosts.most_common(1)[0][0]}",
+            f"{tally.file} has no request that can be played, of {tally.read} that were "
+            f"read{told}.",
+            hint=RECIPE,
         )
-
-
-def _nothing(tally: Tally) -> UsageError:
-    why = "; ".join(f"{count} × {why}" for why, count in tally.left_out.most_common(4))
-    told = f" ({why})" if why else ""
-    return UsageError(
-        f"{tally.file} has no request that can be played, of {tally.read} that were read{told}.",
-        hint=RECIPE,
-    )
-
-
-def _case(file: Path) -> Captured:
-    """Raises UsageError."""
-    case, folder = read_case(file)
-    contents = Contents(folder / IMAGES_DIR)
-    contents.has(image.sha256 for image in case.images.values() if isinstance(image, Content))
-    return Captured(case, contents)
+    return heard or list(found)
 
 
 # ---------------------------------------------------------------------- which format
