@@ -160,7 +160,9 @@ def _made(
         case Tiles():
             return tiles(name, image.rows, image.columns, image.seed)
         case Solid():
-            return _solid(name, image)
+            from PIL import Image as Pillow
+
+            return encoded(name, Pillow.new("RGB", image.size, image.colour))
         case Near():
             return _near(name, image, _pixels(name, made[image.of]))
         case Resized():
@@ -173,12 +175,6 @@ def _made(
             package, below, files = FAMILIES[image.family]
             file = resources.files(package) / below / files[image.member]
             return _whole(name, file.read_bytes(), "image/png")
-
-
-def _solid(name: str, image: Solid) -> Picture:
-    from PIL import Image as Pillow
-
-    return encoded(name, Pillow.new("RGB", image.size, image.colour))
 
 
 def _near(name: str, image: Near, of: Pixels) -> Picture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
@@ -34,6 +35,10 @@ class Reading(Record):
     files: Annotated[int | None, Field(description="open descriptors, all processes")] = None
     rss_bytes: int | None = None
     shm: Annotated[dict[str, int], Field(description="its files in /dev/shm: name, bytes")] = {}
+
+    def first(self, names: Iterable[str]) -> float | None:
+        """The first metric of ``names`` that the server has; None: it has none of them."""
+        return next((self.metrics[name] for name in names if name in self.metrics), None)
 
 
 class Played(Record):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import median
+from typing import NamedTuple
 
 from mmrepro.base.units import size
 from mmrepro.case.model import Case
@@ -17,29 +18,26 @@ from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle.judged import GENERATES, Judged, Sent, sent_of, sighting, silent_bucket
 
 SETTLES_S = 0.05
-NAMES = {
-    "finished": "requests that ended",
-    "prompt_tokens": "prompt tokens",
-    "generation_tokens": "generated tokens",
-}
-"""Short names of an engine's counters (``Engine.metrics``), and for people."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """From the least to the most."""
 
     least: float
     most: float
 
-    @classmethod
-    def total(cls, spans: Iterable[Span]) -> Span:
-        both = list(spans)
-        return cls(sum(s.least for s in both), sum(s.most for s in both))
-
 
 def ledger(case: Case, played: Played, engine: Engine) -> Judged:
-    """Whether any counter contradicts the sum over all requests between the two readings."""
+    """Whether any counter contradicts the sum over all requests between the two readings.
+
+    Each request adds to each counter something between a least and a most. The growth from the
+    reading before the traffic to the one after it must lie between the sums. What an answer tells
+    by its usage is exact: least and most are one. What it does not tell (a client that left, a
+    refusal, several answers to one request, a failure) leaves room, up to all that was asked for;
+    where no most is known, only the least is asked. A counter that an engine does not have is not
+    judged. What ended right before the reading after it is possibly not counted yet: an engine may
+    count when it has sent.
+    """
     if played.state is not PlayState.ENDED:
         return Judged(unseen=["The play did not end: the server's counters were not judged."])
     before, after = played.before, played.after
@@ -47,34 +45,28 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
         return Judged(unseen=["The server's counters were not read before and after the traffic."])
     entries = list(_entries(case, played, before, after))
     sightings, unseen = [], []
-    for name, people in NAMES.items():
-        grown = _grown_by(engine.metrics.get(name, ()), before, after)
-        if grown is None:
+    for name, (people, counted) in _COUNTERS.items():
+        last = after.first(names := engine.metrics.get(name, ()))
+        if last is None:
             unseen.append(f"The server does not count {people}.")
             continue
-        span = Span.total(_COUNTS[name](entry, case) for entry in entries)
-        if not span.least <= grown <= span.most:
-            sightings.append(_of_metrics(name, people, grown, span))
+        # A counter without a value has none yet.
+        used = next(one for one in names if one in after.metrics)
+        grown = last - before.metrics.get(used, 0.0)
+        spans = [counted(entry, case) for entry in entries]
+        least, most = sum(span.least for span in spans), sum(span.most for span in spans)
+        if least <= grown <= most:
+            continue
+        upto = "" if most == least else f" to {most:g}" if most < math.inf else "…"
+        sightings.append(
+            sighting(
+                FindingClass.METRICS,
+                f"{name}-{'too-few' if grown < least else 'too-many'}",
+                f"The server counts {grown:g} {people}; its client counts {least:g}{upto}.",
+                "The counters grow by what was served.",
+            )
+        )
     return Judged(sightings=sightings, unseen=unseen)
-
-
-def _grown_by(names: Iterable[str], before: Reading, after: Reading) -> float | None:
-    """Of the first of ``names`` that the server has. A counter without a value has none yet."""
-    for name in names:
-        if name in after.metrics:
-            return after.metrics[name] - before.metrics.get(name, 0.0)
-    return None
-
-
-def _of_metrics(name: str, people: str, grown: float, span: Span) -> Sighting:
-    most = "" if span.most == span.least else f" to {span.most:g}" if span.most < math.inf else "…"
-    which = "too-few" if grown < span.least else "too-many"
-    return sighting(
-        FindingClass.METRICS,
-        f"{name}-{which}",
-        f"The server counts {grown:g} {people}; its client counts {span.least:g}{most}.",
-        "The counters grow by what was served.",
-    )
 
 
 # ---------------------------------------------------------------------- what a request adds
@@ -151,11 +143,12 @@ def _generated(entry: _Entry, case: Case) -> Span:
     return Span(0.0, (entry.n + 1.0) * limit)
 
 
-_COUNTS: dict[str, Callable[[_Entry, Case], Span]] = {
-    "finished": _finished,
-    "prompt_tokens": _prompt_tokens,
-    "generation_tokens": _generated,
+_COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], Span]]] = {
+    "finished": ("requests that ended", _finished),
+    "prompt_tokens": ("prompt tokens", _prompt_tokens),
+    "generation_tokens": ("generated tokens", _generated),
 }
+"""By their short name (``Engine.metrics``): for people, and what a request adds."""
 
 
 PROMPT_GAUGES = ("vllm", "minivllm")
@@ -186,24 +179,31 @@ a second process."""
 
 
 def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
-    """What the idle server still holds, and what grew with each block."""
+    """What the idle server still holds, and what grew with each block.
+
+    Running, waiting and the use of the KV cache are gauges; they count only of engines that set
+    them at each step (SGLang sets them now and then, and leaves them as they were while it is
+    idle).
+
+    What grows once is no leak: pools of threads, caches and allocators fill with the first traffic.
+    Threads, files, shared memory and memory are therefore judged by blocks of equally many
+    requests, idle readings after each, and only what grows in every one of them counts, beyond what
+    the block itself may rightly leave: pictures are kept in caches.
+    """
     if played.state is not PlayState.ENDED:
         return Judged()
-    if played.before is None or played.after is None:
+    before, after = played.before, played.after
+    if before is None or after is None:
         return Judged(unseen=["The idle server was not read before and after the traffic."])
     return Judged.of(
-        [
-            _gauges(played.before, played.after, engine),
-            _kv_use(played.before, played.after, engine),
-            _growth(case, played),
-        ]
+        [_gauges(after, engine), _kv_use(before, after, engine), _growth(case, played)]
     )
 
 
-def _gauges(before: Reading, after: Reading, engine: Engine) -> Judged:
+def _gauges(after: Reading, engine: Engine) -> Judged:
     sightings, unseen = [], []
     for name in ("running", "waiting"):
-        value = _gauge(after, engine.metrics.get(name, ()))
+        value = after.first(engine.metrics.get(name, ()))
         if value is None:
             unseen.append(f"The server does not tell how many requests are {name}.")
         elif value and engine.name not in PROMPT_GAUGES:
@@ -217,17 +217,13 @@ def _gauges(before: Reading, after: Reading, engine: Engine) -> Judged:
 
 def _kv_use(before: Reading, after: Reading, engine: Engine) -> Judged:
     names = KV_USE.get(engine.name, ())
-    first, last = _gauge(before, names), _gauge(after, names)
+    first, last = before.first(names), after.first(names)
     if first is None or last is None:
         return Judged(unseen=["The server does not tell how much of its KV cache is in use."])
     if last <= first + KV_SLACK:
         return Judged()
     said = f"{last:.2%} of the KV cache is in use on an idle server, {first:.2%} before the traffic"
     return Judged(sightings=[_residue("kv-use", said)])
-
-
-def _gauge(reading: Reading, names: Sequence[str]) -> float | None:
-    return next((reading.metrics[name] for name in names if name in reading.metrics), None)
 
 
 # ---------------------------------------------------------------------- growth over blocks
@@ -268,9 +264,7 @@ def grows(bucket: str) -> bool:
 
 
 def _grown(
-    blocks: Sequence[Reading],
-    read: Callable[[Reading], float | None],
-    least: Sequence[float],
+    blocks: Sequence[Reading], read: Callable[[Reading], float | None], least: Sequence[float]
 ) -> float | None:
     """The median step from block to block (Theil-Sen's slope is the median of all pairs'), if each
     step is beyond its ``least`` and all pairs agree; None: no such growth, or it was not read."""
@@ -280,12 +274,8 @@ def _grown(
     steps = [later - earlier for earlier, later in pairwise(values)]
     if any(step < bound for step, bound in zip(steps, least, strict=True)):
         return None
-    slopes = [
-        (values[j] - values[i]) / (j - i)
-        for i in range(len(values))
-        for j in range(i + 1, len(values))
-    ]
-    slope = median(slopes)
+    pairs = combinations(range(len(values)), 2)
+    slope = median((values[j] - values[i]) / (j - i) for i, j in pairs)
     return slope if min(steps) >= slope / 2 else None
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from typing import Annotated, Any, Self
 
 from mmrepro.case.model import CHAT, COMPLETIONS, Case, Operation
@@ -55,12 +56,6 @@ def normalised(message: str) -> str:
     return text.strip(" .:,;").replace("/", " ")
 
 
-def exception_type(cause: str) -> str:
-    """The bare name of the exception that a line of a log tells of; "": it tells of none."""
-    found = _TYPE.match(cause.strip())
-    return found[1] if found else ""
-
-
 def loud_bucket(
     engine: str, kind: FindingClass, causes: Sequence[str], frames: Sequence[str], otherwise: str
 ) -> str:
@@ -72,7 +67,8 @@ def loud_bucket(
         otherwise: where there is no cause.
     """
     cause = causes[0] if causes else otherwise
-    named = exception_type(cause)
+    typed = _TYPE.match(cause.strip())
+    named = typed[1] if typed else ""
     top = [name for name in frames if not name.startswith("<")][:TOP_FRAMES]
     what = named if named and top else normalised(cause) or "no cause"
     return "/".join([engine, str(kind), what, *([" < ".join(top)] if top else [])])
@@ -143,7 +139,7 @@ def hang_path(
     if _busy(by_thread[busiest]) < len(looks):
         busiest = min(by_thread, key=lambda name: (name != "MainThread", name))
     paths = [_engine_path(frames, engine) for frames in _whole(by_thread[busiest])]
-    shared = _common([path for path in paths if path])
+    shared = list(commonprefix([path for path in paths if path]))  # noqa: RUF071 - of lists
     idle = next((i for i, name in enumerate(shared) if name in set(idle_loops)), None)
     if idle is not None and len(paths) < ENOUGH:  # where it turned just then says nothing
         return shared[: idle + 1]
@@ -180,16 +176,6 @@ def _engine_path(inward: Sequence[Frame], engine: str) -> list[str]:
         elif path:
             break
     return path
-
-
-def _common(paths: Sequence[Sequence[str]]) -> list[str]:
-    shared = list(paths[0]) if paths else []
-    for path in paths:
-        same = 0
-        while same < min(len(shared), len(path)) and shared[same] == path[same]:
-            same += 1
-        shared = shared[:same]
-    return shared
 
 
 # -------------------------------------------------------------------------- what an oracle reports
@@ -295,9 +281,6 @@ class Sent:
         """A field of the body; ``otherwise``: it is not there, or null."""
         value = self.op.parameters.get(name)
         return otherwise if value is None else value
-
-    def overlaps(self, other: Sent) -> bool:
-        return self.begin < other.end and other.begin < self.end
 
 
 def sent_of(case: Case, played: Played) -> list[Sent]:

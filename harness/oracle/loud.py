@@ -71,6 +71,9 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
     """The server ended by itself."""
     if played.state is not PlayState.DIED:
         return Judged()
+    # Operations that were on their way when the server died.
+    sent = (one for one in sent_of(case, played) if not one.record.left)
+    lost = [one.op.id for one in sent if _DEAD.search(_failure(one.record))]
     kind = FindingClass.DEATH
     ended = _ended(played.exit_code)
     return Judged.found(
@@ -78,14 +81,8 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
         loud_bucket(engine.name, kind, played.causes, played.frames, ended),
         _because(f"The server ended by itself ({ended})", played),
         "It goes on, whatever is sent.",
-        by=played.stuck or _lost(case, played),
+        by=played.stuck or lost,
     )
-
-
-def _lost(case: Case, played: Played) -> list[str]:
-    """Operations that were on their way when the server died."""
-    lost = (s for s in sent_of(case, played) if not s.record.left)
-    return [s.op.id for s in lost if _DEAD.search(_failure(s.record))]
 
 
 def hang(played: Played, engine: Engine) -> Judged:

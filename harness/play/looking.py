@@ -40,12 +40,6 @@ def of_metrics(text: str) -> dict[str, float]:
     return sums
 
 
-def by_short_name(metrics: Mapping[str, float], engine: Engine, name: str) -> float | None:
-    """By short name (running, waiting …); None: the engine does not tell."""
-    names = engine.metrics.get(name, ())
-    return next((metrics[one] for one in names if one in metrics), None)
-
-
 async def settled(traffic: Traffic, engine: Engine) -> dict[str, float]:
     """The metrics of an idle server, or of one that was not idle within IDLE_LIMIT_S: nothing runs
     and nothing waits, twice in a row."""
@@ -53,8 +47,9 @@ async def settled(traffic: Traffic, engine: Engine) -> dict[str, float]:
     calm = 0
     while True:
         metrics = of_metrics(await traffic.scrape(deadline_s=IDLE_SCRAPE_S))
-        busy = [by_short_name(metrics, engine, name) for name in ("running", "waiting")]
-        calm = 0 if any(busy) else calm + 1
+        names = [engine.metrics.get(short, ()) for short in ("running", "waiting")]
+        busy = any(next((metrics[n] for n in some if n in metrics), None) for some in names)
+        calm = 0 if busy else calm + 1
         if calm == 2 or time.monotonic() > end:
             return metrics
         await asyncio.sleep(IDLE_POLL_S)
@@ -76,7 +71,9 @@ def of_processes(pids: Collection[int], metrics: Mapping[str, float]) -> Reading
         files=_files(pids),
         rss_bytes=sum(stat.rss_bytes for stat in stats) if stats else None,
         shm={
-            processes.shm_name(entry): size for entry in shm if (size := _size(entry)) is not None
+            processes.shm_name(entry): size
+            for entry in shm
+            if (size := size_of(Path(entry))) is not None
         },
     )
 
@@ -95,9 +92,10 @@ def _files(pids: Collection[int]) -> int | None:
         return None
 
 
-def _size(entry: str) -> int | None:
+def size_of(file: Path) -> int | None:
+    """Bytes; None: it is not there."""
     try:
-        return Path(entry).stat().st_size
+        return file.stat().st_size
     except OSError:
         return None
 
@@ -283,16 +281,9 @@ class Traceback:
         return own or self.frames
 
     @property
-    def _type(self) -> str:
+    def type(self) -> str:
+        """The bare name of the exception."""
         return self.error.partition(":")[0].rpartition(".")[2]
-
-    @property
-    def of_leaving(self) -> bool:
-        return self._type in OF_LEAVING
-
-    @property
-    def of_death(self) -> bool:
-        return self._type in OF_DEATH
 
     @property
     def in_request(self) -> bool:
@@ -360,11 +351,17 @@ def telling(
     death."""
     refused = [r.error for r in requests if r.status is not None and 400 <= r.status < 500]
     failed = [r.error for r in requests if r.status is None or r.status >= 500]
-    left = [one for one in found if not one.of_leaving and not one.named_in(refused)]
+    left = [one for one in found if one.type not in OF_LEAVING and not one.named_in(refused)]
 
     def rank(one: Traceback) -> tuple[bool, ...]:
         named = one.named_in(failed)
-        return one.of_death, not one.fatal, not named, core not in one.process, one.in_request
+        return (
+            one.type in OF_DEATH,
+            not one.fatal,
+            not named,
+            core not in one.process,
+            one.in_request,
+        )
 
     return sorted(left, key=rank)
 

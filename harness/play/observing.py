@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from mmrepro.base import processes
 from mmrepro.case.model import CHAT, Case, Operation
@@ -57,7 +56,7 @@ class Observing:
         self.sending.alive = lambda: not self._dead()
         pid = server.core_pid
         self._core = processes.stat(pid) if pid is not None else None
-        self._log_start = _size(server.process.log)
+        self._log_start = looking.size_of(server.process.log) or 0
 
     async def play(
         self, case: Case, played: Played, on_stuck: Look | None, on_look: Look | None
@@ -265,10 +264,3 @@ def blocks(operations: Sequence[Operation], number: int) -> Iterator[Sequence[Op
     for block in range(number):
         first = block * len(operations) // number
         yield operations[first : (block + 1) * len(operations) // number]
-
-
-def _size(log: Path) -> int:
-    try:
-        return log.stat().st_size
-    except OSError:
-        return 0

@@ -9,15 +9,13 @@ import json
 import shlex
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, ServerWanted
 from mmrepro.case.played import Played, PlayState
-from mmrepro.engines import Engine, get_engine
+from mmrepro.engines import get_engine
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError, UsageError
 from mmrepro.evidence.recorder import Listener
@@ -53,17 +51,6 @@ UNKNOWN_S = 0.2
 """An answer's time, where a gate measured none."""
 
 
-@dataclass
-class _Known:
-    """What the plays of a session share; two may ask at a time."""
-
-    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    environments: dict[EnvironmentSpec, Environment] = field(default_factory=dict)
-    gpu: Choice | None = None
-    building: threading.RLock = field(default_factory=threading.RLock)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Player:
     """Fresh servers for the plays of one session.
 
@@ -88,7 +75,10 @@ class Player:
         self.fidelity = Fidelity.CPU
         self.stand_ins: list[StandIn] = []
         self.starter = Starter(start_mode, several=True)
-        self._known = _Known()
+        self._held = contextlib.ExitStack()
+        self._environments: dict[EnvironmentSpec, Environment] = {}
+        self._gpu: Choice | None = None
+        self._building, self._lock = threading.RLock(), threading.Lock()  # two may ask at a time
         self._cancelled = threading.Event()
         self._starting: set[int] = set()
         self._tries_cold = True
@@ -99,16 +89,16 @@ class Player:
     def __exit__(self, *_: object) -> None:
         self.cancel()
         self.starter.__exit__()
-        self._known.held.close()
+        self._held.close()
 
     @property
     def host(self) -> HostFacts:
-        gpu = self._known.gpu
+        gpu = self._gpu
         return host_facts(gpu.names, gpu.facts()) if gpu else host_facts()
 
     def cancel(self) -> None:
         """Plays in other threads stop their servers and raise KeyboardInterrupt."""
-        with self._known.lock:
+        with self._lock:
             self._cancelled.set()
             for thread in self._starting:
                 # A build or a start looks at no event; it ends as by Ctrl-C in the main thread.
@@ -180,7 +170,12 @@ class Player:
                 raise
             if journal.incident.engine.start_mode == StartMode.COLD:
                 self._tries_cold = False  # the mode makes no difference to this failure
-            _not_started(played, error, journal, get_engine(case.server.engine))
+            engine = get_engine(case.server.engine)
+            first = of_engine(read_tracebacks(journal.recorder.dir / "engine.log"), engine)
+            played.state, played.said = PlayState.START_FAILED, error.message
+            named = [first.error] if first else []
+            played.causes = list(dict.fromkeys([*named, *error.detail]))
+            played.frames = first.frames_of(engine) if first else []
             played.unsent = [op.id for op in case.operations]
         played.seconds = round(time.monotonic() - began, 2)
         return played
@@ -195,30 +190,25 @@ class Player:
         return Journal(incident, folder, self.listener)
 
     def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
-        """A server that is ready. Raises as ``start`` and ``ensure``, and KeyboardInterrupt."""
-        with self._interruptible():
-            return self._start(scenario, options, journal)
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """What this thread does is broken off by :meth:`cancel`."""
+        """A server that is ready; :meth:`cancel` breaks this off. Raises as ``start`` and
+        ``ensure``, and KeyboardInterrupt."""
         mine = threading.get_ident()
-        with self._known.lock:
+        with self._lock:
             if self._cancelled.is_set():
                 raise KeyboardInterrupt
             self._starting.add(mine)
         try:
-            yield
+            return self._start(scenario, options, journal)
         finally:
-            with self._known.lock:
+            with self._lock:
                 self._starting.discard(mine)
 
     def _start(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
         wanted = target(scenario, options)
-        with self._known.building:
+        with self._building:
             environment = self._environment(wanted, journal)
             model, journal.incident.model = model_of(scenario.model, options.model)
-        gpu, cold = self._known.gpu, self._tries_cold
+        gpu, cold = self._gpu, self._tries_cold
         spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
         with journal.stage("start-up"):
             server = start(spec, journal, self.starter)
@@ -228,15 +218,14 @@ class Player:
 
     def _environment(self, wanted: EnvironmentSpec, journal: Journal) -> Environment:
         """Found or built once a session, and kept from being pruned as long as it lasts."""
-        known = self._known
-        if wanted.device == "cuda" and known.gpu is None:
-            known.gpu = known.held.enter_context(leased())
+        if wanted.device == "cuda" and self._gpu is None:
+            self._gpu = self._held.enter_context(leased())
 
-        if wanted not in known.environments:
+        if wanted not in self._environments:
             environment = have_environment(wanted, journal)
-            known.held.enter_context(environment.in_use())
-            known.environments[wanted] = environment
-        environment = known.environments[wanted]
+            self._held.enter_context(environment.in_use())
+            self._environments[wanted] = environment
+        environment = self._environments[wanted]
         note_environment(journal, environment)
         return environment
 
@@ -247,15 +236,6 @@ async def _gate(server: Started, journal: Journal) -> None:
     async with driving(server, journal) as drive:
         drive.deadline_s = GATE_LIMIT_S
         await server.spec.scenario.gate(drive)
-
-
-def _not_started(played: Played, error: EngineStartError, journal: Journal, engine: Engine) -> None:
-    log = journal.recorder.dir / "engine.log"
-    first = of_engine(read_tracebacks(log), engine)
-    played.state, played.said = PlayState.START_FAILED, error.message
-    named = [first.error] if first else []
-    played.causes = list(dict.fromkeys([*named, *error.detail]))
-    played.frames = first.frames_of(engine) if first else []
 
 
 # -------------------------------------------------------- the scenario that starts a case's server

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmrepro.campaign.events import Found, RunEnded
 from mmrepro.campaign.search import Search, Spent
@@ -27,7 +27,7 @@ from mmrepro.errors import InfrastructureError
 from mmrepro.incident.replay import Finding, PlayFacts, bucket_words
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
-from mmrepro.play.players import PlayerLike, PlayOptions, Servers
+from mmrepro.play.players import PlayOptions, Servers
 from mmrepro.records import Moment, Record
 from mmrepro.replay.known import diagnosed, named
 from mmrepro.replay.silent import Silent
@@ -43,6 +43,9 @@ from mmrepro.replay.store import (
     seen_of,
 )
 from mmrepro.run.judge import Deadlines
+
+if TYPE_CHECKING:
+    from mmrepro.play.player import Player
 
 ATTEMPTS = 2
 """Of what told nothing of the engine."""
@@ -152,7 +155,7 @@ class CaseRun:
         yield made
 
     def _attempted(
-        self, case: Case, contents: Path | None, player: PlayerLike, folder: Path, made: CaseResult
+        self, case: Case, contents: Path | None, player: Player, folder: Path, made: CaseResult
     ) -> Played:
         """In ``folder``, which is emptied before; what told nothing of the engine is tried again.
         Raises as the player does."""

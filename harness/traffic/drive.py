@@ -62,8 +62,6 @@ class Drive:
     pending: list[asyncio.Task[RequestRecord]] = field(default_factory=list)
 
     def picture(self, name: str, seed: int, size: tuple[int, int] | None = None) -> Picture:
-        from mmrepro.traffic.drive import noise
-
         return noise(name, seed, size or self.image_size)
 
     def note(self, text: str) -> None:
