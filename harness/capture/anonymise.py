@@ -21,7 +21,7 @@ _LIMIT = re.compile(r"maximum context length is (\d{1,9})", re.IGNORECASE)
 _BASE64: Final = string.ascii_letters + string.digits + "+/"
 _HEADER: Final = 64
 """Characters of encoded sound or film that stay: its format."""
-T = TypeVar("T", int, str)
+T = TypeVar("T")
 SMALLEST: Final = 8
 """Bytes of a payload that is replaced as one."""
 

@@ -181,7 +181,11 @@ def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) 
     found += _logged(log)
     records = [r for r in played.evidence.requests if r.phase == "trigger"]
     found += _refusals(records)
-    limits = Limits(learnt=_told(found))
+    kept: dict[int, Learnt] = {}
+    for one in found:  # each number once, under the first name that it was told by
+        if one.tokens > 1:
+            kept.setdefault(one.tokens, one)
+    limits = Limits(learnt=list(kept.values())[:MOST_LIMITS])
     by_letters = {r.prompt_chars: r.prompt_tokens for r in records if not r.images and r.answered}
     short, longer = by_letters.get(SHORT), by_letters.get(LONGER)
     if short and longer and longer > short:
@@ -212,15 +216,6 @@ def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
 
 
 # ---------------------------------------------------------------------- hearing
-
-
-def _told(found: Iterable[Learnt]) -> list[Learnt]:
-    """Each number once, under the first name that it was told by."""
-    kept: dict[int, Learnt] = {}
-    for one in found:
-        if one.tokens > 1:
-            kept.setdefault(one.tokens, one)
-    return list(kept.values())[:MOST_LIMITS]
 
 
 def _json(url: str, path: str) -> Mapping[str, object]:

@@ -50,7 +50,13 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     """Written down before it begins and after it has ended; the first also learns the server's
     limits."""
     learning, case, known = planned.number == 0, planned.case, session.known
-    episode = _episode(planned)
+    episode = Episode(
+        number=planned.number,
+        kind=planned.kind,
+        origin=planned.origin,
+        switches=[str(switch) for switch in planned.switches],
+        requests=len(case.operations),
+    )
     name = f"episode {episode.number} ({episode.kind}, {requests(episode.requests)})"
     folder = session.episode_dir(episode.number)
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
@@ -125,16 +131,6 @@ def _beside(session: Fuzzing, case: Case, played: Played, folder: Path, name: st
     return agreeing(judged, held(reference_case(case, engine, own_format=True)))
 
 
-def _episode(planned: Planned) -> Episode:
-    return Episode(
-        number=planned.number,
-        kind=planned.kind,
-        origin=planned.origin,
-        switches=[str(switch) for switch in planned.switches],
-        requests=len(planned.case.operations),
-    )
-
-
 # ---------------------------------------------------------------------------------- what it showed
 
 STRAIGHT = "straight"
@@ -171,13 +167,17 @@ def pursue(session: Fuzzing, line: Ended) -> None:
         handled = [b for f in session.fuzz.found if known.handled(b := f.finding.bucket)]
         handled += known.also
         handled += [b for b in led.seen.play.buckets if b not in new]
+        least_s, share = LESSER_S, LESSER_SHARE
+        if any(one.finding_class in FATAL for one in led.seen.sightings):
+            least_s, share = PURSUIT_S, PURSUIT_SHARE
+        time_s = max(least_s, share * session.options.budget_s)
         start = StartingPoint(
             led.seen,
             line.silent,
             line.blocks,
             handled=tuple(handled),
             deadlines=session.deadlines,
-            until=min(session.until, began + _time_for(session, led)),
+            until=min(session.until, began + time_s),
             end=session.until + session.grace_s,
         )
         _replay(session, source, place, PURSUIT, start)
@@ -285,11 +285,3 @@ def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
         outcome = bucket_words(seen.play.buckets) or seen.play.state
         session.report_ended(name, outcome, seen.play.seconds, bad=led.straight)
     return session.take(led)
-
-
-def _time_for(session: Fuzzing, led: Led) -> float:
-    """Seconds that the pursuit may take."""
-    budget_s = session.options.budget_s
-    if any(one.finding_class in FATAL for one in led.seen.sightings):
-        return max(PURSUIT_S, PURSUIT_SHARE * budget_s)
-    return max(LESSER_S, LESSER_SHARE * budget_s)

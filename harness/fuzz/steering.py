@@ -159,7 +159,12 @@ def features(case: Case, played: Played, log: Path) -> set[str]:
     found |= {f"{METRIC}:{text}" for text in _metrics(played)}
     labels = [f"{kind}={answer[:12]}" for kind, answer in shown]
     found |= {f"{PAIR}:{first} {second}" for first, second in pairwise(labels)}
-    return {_short(text) for text in found}
+    kept = set()
+    for text in found:  # as a digest: a log's words may be long, and are somebody's
+        kind, _, rest = text.partition(":")
+        digest = hashlib.blake2b(rest.encode("utf-8", "replace"), digest_size=6)
+        kept.add(f"{kind}:{digest.hexdigest()}")
+    return kept
 
 
 def kinds(found: Iterable[str]) -> dict[str, int]:
@@ -173,12 +178,6 @@ def kinds(found: Iterable[str]) -> dict[str, int]:
 
 def worth(new: Iterable[str]) -> int:
     return sum(WORTH[kind] * number for kind, number in kinds(new).items())
-
-
-def _short(text: str) -> str:
-    """As it is kept: no log's words, which may be long and are somebody's."""
-    kind, _, rest = text.partition(":")
-    return f"{kind}:{hashlib.blake2b(rest.encode('utf-8', 'replace'), digest_size=6).hexdigest()}"
 
 
 def _templates(log: Path) -> Iterator[str]:

@@ -11,10 +11,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from mmrepro.campaign.campaign import State
 from mmrepro.campaign.events import Found, RunEnded
 from mmrepro.campaign.search import Search, Spent
 from mmrepro.campaign.work import Began, Here, Order, Working
@@ -23,17 +24,19 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.errors import InfrastructureError
+from mmrepro.errors import InfrastructureError, UnwritableOutput, UsageError
+from mmrepro.incident.folder import new_folder
 from mmrepro.incident.replay import Finding, PlayFacts, bucket_words
+from mmrepro.machine.journal import JournalKind
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.players import PlayOptions, Servers
 from mmrepro.records import Moment, Record
 from mmrepro.replay.known import diagnosed, named
+from mmrepro.replay.options import ServerCommand
 from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import (
     PLAYS_DIR,
-    How,
     Key,
     Looked,
     Named,
@@ -47,6 +50,13 @@ from mmrepro.run.judge import Deadlines
 if TYPE_CHECKING:
     from mmrepro.play.player import Player
 
+ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
+    State.COMPLETE: "complete",
+    State.OUT_OF_TIME: "complete",
+    State.INTERRUPTED: "interrupted",
+    State.FAILED: "failed",
+}
+"""The state of a campaign, as its document has it."""
 ATTEMPTS = 2
 """Of what told nothing of the engine."""
 LookAt = Callable[[str, int, Path], Looked]
@@ -184,10 +194,40 @@ class CaseSearch(Search[DocumentT, CaseResult]):
 
     folder: Path
 
-    def __init__(self, servers: Servers, *, blind: bool = False) -> None:
+    def __init__(self, options: ServerCommand, *, blind: bool = False) -> None:
         super().__init__()
-        self.servers, self.blind = servers, blind
+        self.servers = Servers(options.server, options.start_mode, options.timeout_s)
+        self.options, self.blind = options, blind
         self._orders: dict[str, CaseRun] = {}
+
+    @property
+    def resume_command(self) -> str:
+        """Goes on in the same folder; nothing that has ended is made again."""
+        return self.options.command_line(out=None, resume=self.folder)
+
+    def place(self, journal: JournalKind, root: str) -> Path:
+        """The campaign's folder: that of --resume, that of --out, or a new one below ``root``.
+
+        Raises:
+            UsageError: there is nothing to go on with.
+            UnwritableOutput: --out already holds such a campaign.
+        """
+        options, server = self.options, self.options.server
+        if options.resume is not None:
+            if not journal.is_in(options.resume):
+                raise UsageError(
+                    f"{options.resume} holds no {journal.what} to go on with.",
+                    hint=f"without --resume: {options.command_line()}",
+                )
+            return options.resume.resolve()
+        if options.out is None:
+            return new_folder(root, server.engine, server.release)
+        if journal.is_in(options.out):
+            raise UnwritableOutput(
+                f"{options.out} already holds a {journal.what}.",
+                hint=f"--resume {options.out} goes on with it; or choose another --out",
+            )
+        return options.out
 
     # ------------------------------------------------------------------ within a line of work
 
@@ -282,6 +322,9 @@ class Plays:
         self.smallest: dict[str, tuple[Case, Seen]] = {}
         engine = get_engine(files.options.server.engine)
         self.comparison = Silent(self, engine, self.folder)
+        inside = self.folder.relative_to(search.folder).as_posix()
+        self._below = "" if inside == "." else f"{inside}/"
+        self._prefix = self._below.replace("/", ", ")
         self._asked: dict[Key, Seen] = {}
         self._found: dict[str, tuple[bool, bool]] = {}
 
@@ -312,13 +355,13 @@ class Plays:
         facts.state = "ended"
         kept = self.files.ended.get(key)
         if kept is None or kept.deadlines is None:
-            self.files.begin_attempt(1, key, facts)
+            self.files.begin_attempt(key, facts)
             deadlines = known
             if deadlines is None:
                 order = CaseRun(self._id(key), self._name(facts), self.search.servers)
                 result = self.search.attempt(order)
                 deadlines, facts.seconds = result.deadlines, result.seconds
-            line = self.files.end_attempt(1, key, Seen(play=facts), deadlines)
+            line = self.files.end_attempt(key, Seen(play=facts), deadlines)
         else:
             line = kept
             facts.seconds = kept.seen.play.seconds
@@ -379,29 +422,6 @@ class Plays:
         self.facts.append(facts)
         return facts
 
-    def _order(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> CaseRun:
-        look = None
-        if bucket and not self.search.blind:
-            assert self.deadlines is not None
-            look = functools.partial(diagnosed, self.deadlines.answer_s)
-        return CaseRun(
-            self._id(key),
-            self._name(facts),
-            self.search.servers,
-            f"{self._below}{PLAYS_DIR}/{facts.number:04d}",
-            case=wanted.case,
-            contents=self.folder,
-            options=self._options(wanted.how),
-            look=look,
-        )
-
-    def _options(self, how: How) -> PlayOptions:
-        pace = self.files.options.time
-        common = PlayOptions(self.deadlines, time=pace, blocks=self.blocks)
-        if how == "shrink":
-            return replace(common, look="quick" if self.silent else "none", early=True)
-        return replace(common, look="quick", early=how == "confirm" and self.hurried)
-
     def _known(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> None:
         """It is made, or an earlier call made it."""
         kept = self.files.ended.get(key)
@@ -417,43 +437,73 @@ class Plays:
 
     def _made(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> Seen:
         """What it showed, written down. Raises Spent: judging it takes one more start."""
-        self.files.begin_attempt(facts.number, key, facts)
-        result = self.search.attempt(self._order(key, facts, wanted, bucket))
+        shrinking, place = wanted.how == "shrink", f"{PLAYS_DIR}/{facts.number:04d}"
+        options = PlayOptions(
+            self.deadlines,
+            time=self.files.options.time,
+            look="none" if shrinking and not self.silent else "quick",
+            early=shrinking or (wanted.how == "confirm" and self.hurried),
+            blocks=self.blocks,
+        )
+        look = None
+        if bucket and not self.search.blind:
+            assert self.deadlines is not None
+            look = functools.partial(diagnosed, self.deadlines.answer_s)
+        order = CaseRun(
+            self._id(key),
+            self._name(facts),
+            self.search.servers,
+            self._below + place,
+            case=wanted.case,
+            contents=self.folder,
+            options=options,
+            look=look,
+        )
+        self.files.begin_attempt(key, facts)
+        result = self.search.attempt(order)
         case, played = wanted.case, result.played
         assert played is not None
         facts.error = result.error
         alone = self.search.judged(case, played)
         judged = Judged.of([alone, self.comparison.judge(case, played)])
         seen = seen_of(case, played, judged, facts.model_copy())
-        seen.folder = f"{PLAYS_DIR}/{facts.number:04d}"
+        seen.folder = place
         if bucket:
             seen = self.search.named(bucket, seen, case, result)
-        if wanted.how != "shrink":
-            file = self.folder / seen.folder / PLAYED_FILE
-            file.write_text(played.model_dump_json(), encoding="utf-8")
-        return self.files.end_attempt(facts.number, key, seen).seen
+        if not shrinking:
+            (self.folder / place / PLAYED_FILE).write_text(
+                played.model_dump_json(), encoding="utf-8"
+            )
+        return self.files.end_attempt(key, seen).seen
 
     # ------------------------------------------------------------------ its names
-
-    @property
-    def _below(self) -> str:
-        """The replay's folder within the campaign's, as a beginning of others."""
-        inside = self.folder.relative_to(self.search.folder).as_posix()
-        return "" if inside == "." else f"{inside}/"
-
-    @property
-    def _prefix(self) -> str:
-        return self._below.replace("/", ", ")
 
     def _id(self, key: Key) -> str:
         return f"{self._below}{key.how}/{key.nth}/{key.digest}"
 
     def _name(self, facts: PlayFacts) -> str:
-        return self._prefix + name_of(facts, self.files.options.budget)
+        """``attempt 2 of at most 40 (the whole case, 12 requests)``."""
+        of = f"{facts.number} of at most {self.files.options.budget}"
+        return f"{self._prefix}attempt {of} ({facts.what}, {requests(facts.requests)})"
 
     def _report(self, facts: PlayFacts, *, kept: bool) -> None:
+        """It has ended, now or in an earlier call."""
         self.files.attempted(self.facts, kept_s=facts.seconds if kept else 0.0)
-        self.search.campaign.emit(attempt_ended(self._name(facts), facts, kept=kept))
+        quiet = "nothing is wrong" if facts.state == "ended" else facts.state
+        self.search.campaign.emit(
+            RunEnded(
+                at=Moment.now(),
+                what=self._name(facts),
+                index=1,
+                outcome=bucket_words(facts.buckets) or quiet,
+                detail=f"the one before it counts for nothing: {facts.error}"
+                if facts.error
+                else "",
+                tone="bad" if facts.buckets else "soft",
+                seconds=facts.seconds,
+                kept=kept,
+            )
+        )
 
 
 # ---------------------------------------------------------------------- for people
@@ -461,27 +511,6 @@ class Plays:
 
 def requests(number: int) -> str:
     return f"{number} request{'s' * (number != 1)}"
-
-
-def name_of(facts: PlayFacts, budget: int) -> str:
-    """``attempt 2 of at most 40 (the whole case, 12 requests)``."""
-    of = f"{facts.number} of at most {budget}"
-    return f"attempt {of} ({facts.what}, {requests(facts.requests)})"
-
-
-def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
-    """The event of an attempt that has ended, now or in an earlier call."""
-    quiet = "nothing is wrong" if facts.state == "ended" else facts.state
-    return RunEnded(
-        at=Moment.now(),
-        what=name,
-        index=1,
-        outcome=bucket_words(facts.buckets) or quiet,
-        detail=f"the one before it counts for nothing: {facts.error}" if facts.error else "",
-        tone="bad" if facts.buckets else "soft",
-        seconds=facts.seconds,
-        kept=kept,
-    )
 
 
 def found(name: str, finding: Finding) -> Found:

@@ -107,10 +107,6 @@ def decided(failed: int, plays: int, repeat: int, least: int = 0, give_up: int =
     return plays >= max(MOST, least) or rate.high - rate.low <= WIDE
 
 
-def confirmed(rate: Rate, repeat: int) -> bool:
-    return rate.failed >= repeat
-
-
 @dataclass
 class Candidates:
     """Plays smaller cases of one finding: a failure is one of the same bucket.
@@ -119,6 +115,7 @@ class Candidates:
         shows: whether a play shows the finding's failure.
         repeats: plays without it after which a candidate counts as one that does not fail.
         reserve: starts that are kept for what comes later.
+        jobs: candidates at a time.
     """
 
     plays: Plays
@@ -130,9 +127,11 @@ class Candidates:
 
     @property
     def left(self) -> int:
+        """Candidates that may still be played."""
         return max(0, self.plays.left - self.reserve) // self.repeats
 
     def __call__(self, case: Case, what: str) -> Verdict:
+        """Raises Spent."""
         digest = case_digest(case)
         if digest in self.known:
             return self.known[digest]._replace(again=True)
@@ -148,7 +147,7 @@ class Candidates:
         return self.known[digest]
 
     def several(self, candidates: Sequence[tuple[Case, str]]) -> list[Verdict]:
-        """Played beside each other where one play of each tells."""
+        """Made beside each other where one attempt at each tells. Raises Spent."""
         new = {case_digest(case): (case, what) for case, what in candidates}
         new = {digest: one for digest, one in new.items() if digest not in self.known}
         if self.repeats == 1 and len(new) > 1 and self.left >= len(new):

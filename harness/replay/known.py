@@ -248,7 +248,9 @@ def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> Ser
     Raises:
         UsageError: no engine, or none of that name, or no such release.
     """
-    kept = next((place for place in (resume, file) if place and is_case(place)), None)
+    # A case is a folder with one, or a file called so.
+    places = (place for place in (resume, file) if place)
+    kept = next((p for p in places if p.name == CASE_FILE or is_file(p / CASE_FILE)), None)
     own = read_case(kept)[0].server if kept else None
     if own is not None and asked.get("engine", own.engine) != own.engine:
         raise UsageError(
@@ -267,11 +269,6 @@ def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> Ser
     wanted = ServerWanted.model_validate({**own.model_dump(), **asked})
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
     return wanted
-
-
-def is_case(place: Path) -> bool:
-    """Whether a case is there: a folder with one, or a file called so."""
-    return place.name == CASE_FILE or is_file(place / CASE_FILE)
 
 
 def usual_server(engine: str) -> ServerWanted:

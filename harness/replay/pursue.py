@@ -18,7 +18,7 @@ from mmrepro.machine.files import write_file
 from mmrepro.oracle.counters import grows
 from mmrepro.oracle.judged import alike
 from mmrepro.replay.attempts import Plays
-from mmrepro.replay.confirm import MOST, Candidates, confirmed, decided, luck, rate_of, repeats
+from mmrepro.replay.confirm import MOST, Candidates, decided, luck, rate_of, repeats
 from mmrepro.replay.shrink import Shrinking
 from mmrepro.replay.store import BLOCKS, Named, Seen, Wanted
 
@@ -83,7 +83,7 @@ class Pursuit:
             said=sighting.said,
             expected=sighting.expected,
             rate=start.rate,
-            confirmed=confirmed(start.rate, self.repeat),
+            confirmed=start.rate.failed >= self.repeat,
             requests=len(start.case.operations),
             requests_before=start.before,
             folder=id,
@@ -190,8 +190,14 @@ class Pursuit:
             finding.rate = start.rate
         elif plays:
             finding.rate = rate_of(len(failing), len(plays))
-        finding.confirmed = confirmed(finding.rate, self.repeat)
-        self._note_rate(finding)
+        finding.confirmed = finding.rate.failed >= self.repeat
+        if (rate := share(finding.rate)) < 1 and self.shrink:
+            times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
+            finding.limits.append(
+                f"it comes and goes: at this rate {times} of a case that fails show nothing in "
+                f"{luck(rate, self._repeats):.1%} of the cases, and a smaller case was taken for "
+                "sound after that; more may be left than is needed"
+            )
         self._keep(finding, case, failing[-1] if failing else seen)
         named = _name(plays, finding.bucket)
         if named is not None:
@@ -213,16 +219,6 @@ class Pursuit:
             return not plays or not decided(before.failed + failed, all_plays, self.repeat)
         least = 0 if share(before) == 1 else OF_RATE if failed else MOST
         return not decided(failed, len(plays), self.repeat, least)
-
-    def _note_rate(self, finding: Finding) -> None:
-        rate = share(finding.rate)
-        if rate < 1 and self.shrink:
-            times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
-            finding.limits.append(
-                f"it comes and goes: at this rate {times} of a case that fails show nothing in "
-                f"{luck(rate, self._repeats):.1%} of the cases, and a smaller case was taken for "
-                "sound after that; more may be left than is needed"
-            )
 
     def _keep(self, finding: Finding, case: Case, seen: Seen) -> None:
         """What is shown of it is of ``case`` and its play; the case is on disk."""
@@ -269,8 +265,10 @@ def play_publicly(plays: Plays, finding: Finding, case: Case, folder: Path, seed
     random = case.origin.anonymised or not case.operations
     if told or random or finding.finding_class in COMPARED or plays.left < 1:
         return
+    given = Path(case.server.model)
+    model = given if (given / "tokenizer.json").is_file() else None  # whose tokens count
     try:
-        changed = anonymise(Captured(case, read_contents(case, folder)), seed, _tokenizer(case))
+        changed = anonymise(Captured(case, read_contents(case, folder)), seed, model)
     except UsageError as error:
         finding.limits.append(f"not played with random texts: {error.message.rstrip('.')}")
         return
@@ -307,9 +305,3 @@ def play_publicly(plays: Plays, finding: Finding, case: Case, folder: Path, seed
             f"with random texts and images of the same shape it did not show in {made} "
             f"play{'s' * (made > 1)}: what leaves this machine may not fail"
         )
-
-
-def _tokenizer(case: Case) -> Path | None:
-    """The folder of the model whose tokens count; None: a tiny one's."""
-    folder = Path(case.server.model)
-    return folder if (folder / "tokenizer.json").is_file() else None

@@ -12,19 +12,16 @@ import psutil
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.search import Spent
 from mmrepro.capture.anonymise import anonymise
-from mmrepro.capture.messages import Captured
 from mmrepro.capture.read import read
 from mmrepro.capture.scale import scale
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import Case
-from mmrepro.errors import UnwritableOutput, UsageError
-from mmrepro.incident.folder import new_folder, prepared
+from mmrepro.incident.folder import prepared
 from mmrepro.incident.replay import Finding, FindingClass, Replay, Sighting
 from mmrepro.machine.files import is_there
 from mmrepro.oracle.counters import NO_BLOCKS
 from mmrepro.oracle.judged import Judged, alike
-from mmrepro.play.players import Servers
-from mmrepro.replay.attempts import CaseSearch, Plays, StartingPoint
+from mmrepro.replay.attempts import ENDINGS, CaseSearch, Plays, StartingPoint
 from mmrepro.replay.confirm import GIVE_UP, decided, rate_of, tally
 from mmrepro.replay.known import mitigation
 from mmrepro.replay.options import ReplayCommand
@@ -91,7 +88,7 @@ class Rounds:
         try:
             first = self._start.seen or self.plays.play(Wanted(case, "whole", 1, what))
             seens.append(first)
-            self._note(first)
+            self._say(first)
             for bucket in first.play.buckets:
                 self.plays.smallest.setdefault(bucket, (case, first))
             with self.plays.confirming():
@@ -183,7 +180,7 @@ class Rounds:
             asked, first = found
             if self.plays.blocks:  # what the whole case's play could not see was seen now
                 self._replay.unseen = [text for text in self._replay.unseen if text != NO_BLOCKS]
-            self._note(first)
+            self._say(first)
             seens = [first]
             while self._open(seens) or self._led_to(seens):
                 again = Wanted(asked, "confirm", len(seens), "held against the reference, again")
@@ -254,10 +251,7 @@ class Rounds:
         known = [*(one.bucket for one in told), *self._with_another, *self._start.handled]
         return any(alike(bucket, one) for one in known)
 
-    def _note(self, seen: Seen) -> None:
-        self._say(Judged(counted=seen.counted, unseen=seen.unseen))
-
-    def _say(self, judged: Judged) -> None:
+    def _say(self, judged: Judged | Seen) -> None:
         replay = self._replay
         replay.unseen += [text for text in judged.unseen if text not in replay.unseen]
         for what, number in judged.counted.items():
@@ -277,20 +271,15 @@ class Replaying(CaseSearch[Replay]):
     """A replay in progress: found, confirmed, shrunk."""
 
     kind = "replay"
+    options: ReplayCommand
 
     def __init__(self, options: ReplayCommand, *, write: WriteReplay) -> None:
         """``write`` writes the replay's documents, each time that it has grown."""
-        servers = Servers(options.server, options.start_mode, options.timeout_s)
-        super().__init__(servers)
-        self.options, self._write = options, write
+        super().__init__(options)
+        self._write = write
         self._case = self._read()
         self._files: ReplayFolder | None = None
         self._rounds: Rounds | None = None
-
-    @property
-    def resume_command(self) -> str:
-        """Goes on in the same folder; no attempt that has ended is made again."""
-        return self.options.command_line(out=None, resume=self.folder)
 
     @property
     def replay(self) -> Replay:
@@ -323,28 +312,17 @@ class Replaying(CaseSearch[Replay]):
         assert self._files is not None
         self.break_off()
         with self._files as files:
-            match state:
-                case State.COMPLETE | State.OUT_OF_TIME:
-                    files.end("complete")
-                case State.INTERRUPTED:
-                    files.end("interrupted", failure)
-                case State.FAILED:
-                    files.end("failed", failure)
+            files.end(ENDINGS[state], failure)
             return files.replay
 
     # ------------------------------------------------------------------ the case
 
     def _read(self) -> Case:
         """The case, which is in the replay's folder afterwards, with its pictures."""
-        options = self.options
+        options, server = self.options, {"server": self.options.server}
+        self.folder = self.place(VERDICTS, DEFAULT_ROOT)
         if options.resume is not None:
-            if not VERDICTS.is_in(options.resume):
-                raise UsageError(
-                    f"{options.resume} holds no replay to go on with.",
-                    hint=f"without --resume: {options.command_line()}",
-                )
-            self.folder = options.resume.resolve()
-            return read_case(self.folder)[0].model_copy(update={"server": options.server})
+            return read_case(self.folder)[0].model_copy(update=server)
         captured = read(
             options.file, options.server, host=options.host, concurrency=options.concurrency
         )
@@ -353,16 +331,7 @@ class Replaying(CaseSearch[Replay]):
             captured = scale(captured, options.server.max_model_len, model=model)
         if options.anonymise:
             captured = anonymise(captured, options.seed, model)
-        return self._kept(captured)
-
-    def _kept(self, captured: Captured) -> Case:
-        case = captured.case.model_copy(update={"server": self.options.server})
-        if self.options.out is not None and VERDICTS.is_in(self.options.out):
-            raise UnwritableOutput(
-                f"{self.options.out} already holds a replay.",
-                hint=f"--resume {self.options.out} goes on with it; or choose another --out",
-            )
-        engine, release = case.server.engine, case.server.release
-        self.folder = prepared(self.options.out or new_folder(DEFAULT_ROOT, engine, release))
+        case = captured.case.model_copy(update=server)
+        self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)
         return case

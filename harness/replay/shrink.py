@@ -9,9 +9,9 @@ debugging (Zeller and Hildebrandt, IEEE TSE 28(2), 2002) calls it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from mmrepro.campaign.search import Spent
 from mmrepro.case.model import Case
@@ -31,6 +31,9 @@ from mmrepro.replay.simplify import (
 )
 from mmrepro.replay.store import Seen
 
+if TYPE_CHECKING:
+    from mmrepro.replay.confirm import Candidates
+
 FEW, MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most likely."""
 
@@ -44,24 +47,6 @@ class Verdict(NamedTuple):
     seen: Seen | None = None
     again: bool = False
     """The same case was asked for before: nothing was played."""
-
-
-class Test(Protocol):
-    """Plays candidates; a failure is one of the same bucket."""
-
-    def __call__(self, case: Case, what: str) -> Verdict:
-        """Raises Spent."""
-
-    def several(self, candidates: Sequence[tuple[Case, str]]) -> list[Verdict]:
-        """As many at a time as the machine bears; raises Spent."""
-
-    @property
-    def left(self) -> int:
-        """Candidates that may still be played."""
-
-    @property
-    def jobs(self) -> int:
-        """Candidates at a time."""
 
 
 @dataclass
@@ -80,7 +65,7 @@ class Shrinking:
 
     case: Case
     seen: Seen
-    test: Test
+    test: Candidates
     failing: Callable[[Seen], list[str]]
     grew: Callable[[], None] = lambda: None
     simpler: bool = True
@@ -238,8 +223,9 @@ class Shrinking:
         try:
             odd = set(abnormal(self.seen)) | set(self._culprits())
             first = sorted((g[0] for g in groups), key=lambda op: op in odd)  # these hardly go
-            for batch in _batches([*first, *stands], self.test.jobs):
-                self._leave_out(batch)
+            order, size = [*first, *stands], self.test.jobs
+            for start in range(0, len(order), size):
+                self._leave_out(order[start : start + size])
         except Spent:
             missing = [op for op in self.ids if op not in self.needed]
             if any(stands.get(op) not in self.needed for op in missing):
@@ -360,8 +346,3 @@ class Shrinking:
 def _why(verdict: Verdict, of: str) -> str:
     plays = f"{verdict.plays} play{'s' * (verdict.plays > 1)}"
     return f"without it: no such failure in {plays} of {of}"
-
-
-def _batches(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

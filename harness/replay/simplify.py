@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mmrepro.case.model import Case, Collision, Content, Image, Message, Noise, Operation, Part
+from mmrepro.case.model import Case, Collision, Content, Image, Noise, Operation, Part
 from mmrepro.replay.store import Seen
 
 
@@ -91,9 +92,16 @@ class Kind(NamedTuple):
 
 
 def kinds(case: Case, seen: Seen) -> dict[str, Kind]:
-    """The kind of each operation, by what the play ``seen`` showed of it."""
+    """The kind of each operation, by what the attempt ``seen`` showed of it."""
     shared = shared_images(case)
-    return {op.id: _kind(op, seen.answers, shared) for op in case.operations}
+    found = {}
+    for op in case.operations:
+        answer = seen.answers.get(op.id, "")
+        # One that is stuck would have been answered.
+        known = answer if answer[:1] in ("4", "5") else "200"
+        images = "none" if not op.images else "shared" if shared.intersection(op.images) else "new"
+        found[op.id] = Kind(op.path, known, images, bool(op.leave))
+    return found
 
 
 def grouped(kinds: Mapping[str, Kind], ids: Iterable[str]) -> dict[Kind, list[str]]:
@@ -110,13 +118,14 @@ def stand_ins(case: Case, seen: Seen) -> list[list[str]]:
     shared, kind = shared_images(case), kinds(case, seen)
     groups: dict[object, list[str]] = {}
     for number, op in enumerate(case.operations):
+        texts = [part.text or "" for message in op.messages or [] for part in message.parts()]
         looks = (
             kind[op.id],
             seen.sizes.get(op.id, ""),
             tuple(sorted((name, repr(value)) for name, value in op.parameters.items())),
             op.stream,
             op.leave,
-            len(text_of(op)).bit_length(),
+            (sum(map(len, texts)) + len(str(op.prompt or ""))).bit_length(),
         )
         own = op.id in seen.sent and not shared.intersection(op.images)
         groups.setdefault(looks if own else number, []).append(op.id)
@@ -155,20 +164,6 @@ def _families(case: Case) -> dict[str, str]:
     return found
 
 
-def text_of(op: Operation) -> str:
-    """All its text, for its length."""
-    parts = [part.text or "" for message in op.messages or [] for part in message.parts()]
-    return "".join([*parts, str(op.prompt or "")])
-
-
-def _kind(op: Operation, answers: Mapping[str, str], shared: set[str]) -> Kind:
-    answer = answers.get(op.id, "")
-    # One that is stuck would have been answered.
-    known = answer if answer[:1] in ("4", "5") else "200"
-    images = "none" if not op.images else "shared" if shared.intersection(op.images) else "new"
-    return Kind(op.path, known, images, bool(op.leave))
-
-
 def abnormal(seen: Seen) -> list[str]:
     """Operations with another answer than 200, and none that is stuck."""
     return [op for op in seen.sent if seen.answers.get(op, "")[:1] in ("4", "5")]
@@ -193,11 +188,19 @@ class Change:
 def changes(case: Case, seen: Seen) -> list[Change]:
     """Those that change ``case``, the ones that tell a reader the most first."""
     refused = {op for op, answer in seen.answers.items() if answer.startswith("4")}
+
+    def fewer(op: Operation) -> dict[str, Any]:
+        kept = {name: value for name, value in op.parameters.items() if name in KEPT}
+        return {"parameters": kept}
+
     offered = (
         Change("one request after another", in_order),
-        Change("no streams, and no client that goes away", _whole_answers),
-        Change("no parameters but those that bound the answer", _few_parameters),
-        Change("short texts", lambda c: _short(c, refused)),
+        Change(
+            "no streams, and no client that goes away",
+            lambda c: _each(c, lambda op: {"stream": False, "leave": ""}),
+        ),
+        Change("no parameters but those that bound the answer", lambda c: _each(c, fewer)),
+        Change("short texts", lambda c: _each(c, lambda op: _shorter(op, refused))),
         Change("noise of the same size in the place of the pictures", lambda c: _noise(c, seen)),
     )
     return [change for change in offered if change.made(case) != case]
@@ -229,7 +232,7 @@ def options_left_out(case: Case) -> Iterator[Change]:
     """The same server without one of its options, with the values that follow it."""
     for words in _options(case.server.args):
         name = " ".join(words)
-        yield Change(f"without the option {name}", _without(words), name)
+        yield Change(f"without the option {name}", functools.partial(_without, words), name)
 
 
 def _options(args: list[str]) -> list[tuple[str, ...]]:
@@ -241,13 +244,10 @@ def _options(args: list[str]) -> list[tuple[str, ...]]:
     return [tuple(group) for group in groups]
 
 
-def _without(words: tuple[str, ...]) -> Callable[[Case], Case]:
-    def made(case: Case) -> Case:
-        left = [group for group in _options(case.server.args) if group != words]
-        args = [word for group in left for word in group]
-        return case.model_copy(update={"server": case.server.model_copy(update={"args": args})})
-
-    return made
+def _without(words: tuple[str, ...], case: Case) -> Case:
+    left = [group for group in _options(case.server.args) if group != words]
+    args = [word for group in left for word in group]
+    return case.model_copy(update={"server": case.server.model_copy(update={"args": args})})
 
 
 def in_order(case: Case) -> Case:
@@ -259,38 +259,21 @@ def in_order(case: Case) -> Case:
     return case.model_copy(update={"operations": operations})
 
 
-def _whole_answers(case: Case) -> Case:
-    return _each(case, lambda op: op.model_copy(update={"stream": False, "leave": ""}))
-
-
-def _few_parameters(case: Case) -> Case:
-    def fewer(op: Operation) -> Operation:
-        kept = {name: value for name, value in op.parameters.items() if name in KEPT}
-        return op.model_copy(update={"parameters": kept})
-
-    return _each(case, fewer)
-
-
-def _short(case: Case, refused: set[str]) -> Case:
+def _shorter(op: Operation, refused: set[str]) -> dict[str, Any]:
     """Of each message the first words; of a request that was refused, perhaps for its length, the
     text stays."""
-
-    def shorter(op: Operation) -> Operation:
-        if op.id in refused or op.messages is None:
-            return op
-        messages = [m.model_copy(update={"content": _cut(m)}) for m in op.messages]
-        return op.model_copy(update={"messages": messages})
-
-    return _each(case, shorter)
-
-
-def _cut(message: Message) -> str | list[Part]:
-    if isinstance(message.content, str):
-        return _words(message.content)
-    return [
-        part if part.text is None else part.model_copy(update={"text": _words(part.text)})
-        for part in message.content
-    ]
+    if op.id in refused or op.messages is None:
+        return {}
+    messages = []
+    for message in op.messages:
+        content: str | list[Part] = [
+            part if part.text is None else part.model_copy(update={"text": _words(part.text)})
+            for part in message.parts()
+        ]
+        if isinstance(message.content, str):
+            content = _words(message.content)
+        messages.append(message.model_copy(update={"content": content}))
+    return {"messages": messages}
 
 
 def _words(text: str) -> str:
@@ -299,32 +282,24 @@ def _words(text: str) -> str:
 
 
 def _noise(case: Case, seen: Seen) -> Case:
-    """Only where a play told the size; what is one picture stays one."""
-    sizes = _sizes(case, seen)
-    images: dict[str, Image] = {}
+    """Only where an attempt told the size; what is one picture stays one."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for op in case.operations:
+        told = seen.sizes.get(op.id, "").split()
+        if len(told) == len(op.images):
+            for name, text in zip(op.images, told, strict=True):
+                width, height = map(int, text.split("x"))
+                if width and height:
+                    sizes[name] = (width, height)
+    images: dict[str, Image] = dict(case.images)
     seeds: dict[str, int] = {}
     for name, image in case.images.items():
-        size = sizes.get(name)
-        if isinstance(image, Content) and size is not None:
+        if isinstance(image, Content) and name in sizes:
             seed = seeds.setdefault(image.sha256, len(seeds) + 1)
-            images[name] = Noise(seed=seed, size=size)
-        else:
-            images[name] = image
+            images[name] = Noise(seed=seed, size=sizes[name])
     return case.model_copy(update={"images": images})
 
 
-def _sizes(case: Case, seen: Seen) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for op in case.operations:
-        told = seen.sizes.get(op.id, "").split()
-        if len(told) != len(op.images):
-            continue
-        for name, text in zip(op.images, told, strict=True):
-            width, height = (int(side) for side in text.split("x"))
-            if width and height:
-                found[name] = (width, height)
-    return found
-
-
-def _each(case: Case, change: Callable[[Operation], Operation]) -> Case:
-    return case.model_copy(update={"operations": [change(op) for op in case.operations]})
+def _each(case: Case, change: Callable[[Operation], dict[str, Any]]) -> Case:
+    operations = [op.model_copy(update=change(op)) for op in case.operations]
+    return case.model_copy(update={"operations": operations})

@@ -117,6 +117,9 @@ def seen_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Seen
     began = min((r.sent.mono for _, r in mine if r is not None), default=0.0)
     sent = sorted((r.sent.mono, number) for number, (_, r) in enumerate(mine) if r is not None)
     stuck = set(played.stuck)
+    stack = played.frames  # of the exception, where no thread was looked at
+    if played.stack:
+        stack = [f"{f.name} ({f.file}:{f.line})" for f in played.stack[0].frames]
     return Seen(
         play=play,
         sightings=judged.sightings,
@@ -139,7 +142,7 @@ def seen_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Seen
             for op, r in mine
             if r is not None and r.images
         },
-        stack=_stack(played),
+        stack=stack[:_FRAMES],
         log_lines=played.causes[:_LINES],
         deadline_s=played.deadline_s,
     )
@@ -169,14 +172,6 @@ def _observed(op: Operation, record: RequestRecord | None, stuck: set[str]) -> s
     shown = " ".join(text.split())[:_SHOWN]
     known = f"{record.status or 'no answer'}"
     return shown if shown.startswith(known) else f"{known} {shown}".strip()
-
-
-def _stack(played: Played) -> list[str]:
-    """Of the busiest thread; else of the exception."""
-    if played.stack:
-        frames = played.stack[0].frames
-        return [f"{f.name} ({f.file}:{f.line})" for f in frames[:_FRAMES]]
-    return played.frames[:_FRAMES]
 
 
 # -------------------------------------------------------------------------------------- the folder
@@ -281,7 +276,20 @@ class ReplayFolder:
         findings' folders with their ``case.json`` are there by then."""
         self.folder, self.case, self.options = folder, case, options
         self._write_documents = write
-        self.journal = Journal(VERDICTS, folder, _head(case, options))
+        decides = {
+            "--time": options.time,
+            "--budget": str(options.budget),
+            "--repeat": str(options.repeat),
+            "--no-shrink": "" if options.shrink else "yes",
+            "--seed": str(options.seed),
+        }
+        head = Head(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            case=case_digest(case),
+            decides=decides,
+        )
+        self.journal = Journal(VERDICTS, folder, head)
         kept = [line for line in self.journal.kept if isinstance(line, Ended)]
         self.ended: dict[Key, Ended] = {line.key: line for line in kept}
         self.replay = self._blank()
@@ -293,17 +301,15 @@ class ReplayFolder:
     def __exit__(self, *_: object) -> None:
         self.journal.close()
 
-    def begin_attempt(self, number: int, key: Key, facts: PlayFacts) -> None:
+    def begin_attempt(self, key: Key, facts: PlayFacts) -> None:
         """Write down that it is made."""
-        what, asked = facts.what, facts.requests
+        number, what, asked = facts.number, facts.what, facts.requests
         self.journal.append(Began(**key.fields, number=number, what=what, requests=asked))
 
-    def end_attempt(
-        self, number: int, key: Key, seen: Seen, deadlines: Deadlines | None = None
-    ) -> Ended:
+    def end_attempt(self, key: Key, seen: Seen, deadlines: Deadlines | None = None) -> Ended:
         """Write down what it showed. Raises UsageError: it ended before."""
         measured = {} if deadlines is None else asdict(deadlines)
-        line = Ended(**key.fields, number=number, seen=seen, **measured)
+        line = Ended(**key.fields, number=seen.play.number, seen=seen, **measured)
         self.ended[key] = self.journal.append(line)
         return self.ended[key]
 
@@ -350,21 +356,6 @@ class ReplayFolder:
             fidelity=Fidelity.CPU,
             budget=options.budget,
         )
-
-
-def _head(case: Case, options: ReplayCommand) -> Head:
-    return Head(
-        mmrepro_version=mmrepro.__version__,
-        id=uuid.uuid4().hex[:12],
-        case=case_digest(case),
-        decides={
-            "--time": options.time,
-            "--budget": str(options.budget),
-            "--repeat": str(options.repeat),
-            "--no-shrink": "" if options.shrink else "yes",
-            "--seed": str(options.seed),
-        },
-    )
 
 
 def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
