@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mmrepro.capture.heard import Heard, Latest, Tally
 from mmrepro.capture.messages import Bodies, Unusable
 from mmrepro.capture.parsing import TEXT, Line, arguments, moment, no_constant, not_default, text_of
+from mmrepro.capture.recorded import Latest, RecordedRequest, Tally
 from mmrepro.case.model import CHAT, COMPLETIONS, Operation, Recorded
 
 # ------------------------------------------------------------------------------------------ vLLM's
@@ -145,7 +145,7 @@ class VllmLog:
     def _add(self, line: Line, name: str, path: str, fields: object) -> None:
         operation = self.bodies.operation(path, fields)
         self._place[name] = self.found.add(
-            Heard(
+            RecordedRequest(
                 operation,
                 begin=line.number,
                 at_s=moment(_VLLM_TIME.search(line.text), "2000-"),
@@ -334,9 +334,8 @@ class SglangLog:
                 return
 
     def _add(self, line: Line, operation: Operation) -> int:
-        return self.found.add(
-            Heard(operation, begin=line.number, at_s=moment(_SGLANG_TIME.search(line.text)))
-        )
+        at_s = moment(_SGLANG_TIME.search(line.text))
+        return self.found.add(RecordedRequest(operation, begin=line.number, at_s=at_s))
 
 
 CUT_SHORT = "a request that the log has cut (--log-requests-level 3 does not)"

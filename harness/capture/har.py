@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.message import Message as Header
@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from mmrepro.base.units import size
-from mmrepro.capture.heard import Heard, Tally
 from mmrepro.capture.messages import Bodies, Unusable, played_path
 from mmrepro.capture.parsing import CUT, MAX_TEXT, BadJson, events, no_constant
+from mmrepro.capture.recorded import RecordedRequest, Tally
 from mmrepro.case.model import Recorded
 from mmrepro.errors import UsageError
 from mmrepro.text.redact import Redactor
@@ -78,16 +78,9 @@ class Har:
         host: ``HOST[:PORT]`` whose requests are read; "": of the only one.
     """
 
-    def __init__(
-        self,
-        file: BinaryIO,
-        bodies: Bodies,
-        tally: Tally,
-        host: str = "",
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, file: BinaryIO, bodies: Bodies, tally: Tally, host: str = "") -> None:
         self.bodies, self.tally = bodies, tally
-        self._events = events(file, progress)
+        self._events = events(file)
         self._number = 0
         """Of the entry that is read."""
         self.hosts: Counter[str] = Counter()
@@ -95,7 +88,7 @@ class Har:
         self._answers = Answers()
         self.creator = ""
 
-    def requests(self) -> Iterator[Heard]:
+    def requests(self) -> Iterator[RecordedRequest]:
         """Raises UsageError: the file is none that can be read."""
         try:
             for entry in self._entries():
@@ -113,7 +106,7 @@ class Har:
 
     # ------------------------------------------------------------------ one entry
 
-    def _heard(self, entry: Entry) -> Heard:
+    def _heard(self, entry: Entry) -> RecordedRequest:
         """Raises Unusable."""
         if not entry.is_object:
             raise Unusable("an entry that is no object")
@@ -128,7 +121,7 @@ class Har:
         begin = _moment(entry.text("startedDateTime"))
         took = self._took(entry)
         answer = self._answer(entry, took, operation.stream)
-        return Heard(
+        return RecordedRequest(
             operation=operation,
             begin=begin,
             end=None if begin is None or took is None else begin + took,
@@ -271,7 +264,7 @@ def _moment(text: str) -> float | None:
         return None
 
 
-def settled(found: Sequence[Heard], creator: str) -> list[Heard]:
+def settled(found: Sequence[RecordedRequest], creator: str) -> list[RecordedRequest]:
     """Without times of a clock that was far off, and with the requests of clients that waited in
     vain for a server: they did not leave on purpose, and stay.
 
@@ -302,7 +295,7 @@ def settled(found: Sequence[Heard], creator: str) -> list[Heard]:
     return settled
 
 
-def _took(heard: Heard) -> float:
+def _took(heard: RecordedRequest) -> float:
     whole = heard.begin is not None and heard.end is not None
     return (heard.end or 0.0) - (heard.begin or 0.0) if whole else 0.0
 

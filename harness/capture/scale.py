@@ -90,18 +90,11 @@ class _Lengths:
         return self.prompt(operation) + max((n for n in asked if type(n) is int), default=1)
 
 
-def scale(
-    captured: Captured,
-    max_model_len: int,
-    *,
-    recorded_limit: int | None = None,
-    model: Path | None = None,
-) -> Captured:
+def scale(captured: Captured, max_model_len: int, *, model: Path | None = None) -> Captured:
     """Texts, answers and pictures shortened by one factor, so that the longest prompt that was
     answered fits ``max_model_len``; what was too long stays too long.
 
     Args:
-        recorded_limit: of the server that was recorded; None: from its refusals.
         model: folder with the ``tokenizer.json`` whose tokens count, as of ``anonymise``.
 
     Raises:
@@ -110,7 +103,8 @@ def scale(
     case, contents = captured.case, captured.contents
     vocabulary = Vocabulary(model, case.server.model)
     lengths = _Lengths(case, contents, vocabulary)
-    limit = recorded_limit or _limit(case)
+    refusals = (_LIMIT.search(op.recorded.text) for op in case.operations if op.recorded)
+    limit = next((int(one[1] or one[2]) for one in refusals if one), None)
     refused = {op.id for op in case.operations if _too_long(op, lengths, limit)}
     answered = [op for op in case.operations if op.id not in refused]
     longest = max(map(lengths.whole, answered), default=1)
@@ -141,11 +135,6 @@ def scale(
     origin = case.origin.model_copy(update={"notes": notes, "scaled": factor < 1})
     shown = scaled.case.model_copy(update={"operations": operations, "origin": origin})
     return replace(scaled, case=shown)
-
-
-def _limit(case: Case) -> int | None:
-    found = (_LIMIT.search(op.recorded.text) for op in case.operations if op.recorded)
-    return next((int(one[1] or one[2]) for one in found if one), None)
 
 
 def _too_long(operation: Operation, lengths: _Lengths, limit: int | None) -> bool:

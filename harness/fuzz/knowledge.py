@@ -29,7 +29,7 @@ from mmrepro.machine.journal import Head, JournalKind, Line
 from mmrepro.oracle.judged import alike
 from mmrepro.replay.known import mitigation
 from mmrepro.replay.pursue import FATAL
-from mmrepro.replay.store import Named, Seen
+from mmrepro.replay.store import Named, Observation
 from mmrepro.run.judge import Deadlines
 from pydantic import Field, TypeAdapter
 
@@ -52,7 +52,7 @@ class Ended(Line):
     kind: Literal["ended"] = "ended"
     episode: Episode
     elapsed_s: float
-    seen: Seen
+    seen: Observation
     features: list[str] = []
     limits: Limits
     silent: bool = False
@@ -82,7 +82,7 @@ class Led(Line):
     kind: Literal["led"] = "led"
     number: int
     straight: bool
-    seen: Seen
+    seen: Observation
     starts: int = 0
 
     @property

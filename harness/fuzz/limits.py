@@ -26,7 +26,7 @@ from mmrepro.machine.files import read_file
 from mmrepro.probes.http import fetch
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.records import Record
-from mmrepro.replay.store import Looked
+from mmrepro.replay.store import LiveLook
 from pydantic import Field
 
 CONTEXT, KV, BLOCK, BATCH, REFUSAL = "context", "KV cache", "block", "batch", "refusal"
@@ -169,9 +169,9 @@ def _asking(
     )
 
 
-def look_at_limits(url: str, pid: int, log: Path) -> Looked:
+def look_at_limits(url: str, pid: int, log: Path) -> LiveLook:
     """What the endpoints of a server that is about to be stopped tell."""
-    return Looked(learnt=[*_models(url), *_metrics(url), *_info(url)])
+    return LiveLook(learnt=[*_models(url), *_metrics(url), *_info(url)])
 
 
 def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) -> Limits:

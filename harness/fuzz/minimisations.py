@@ -40,7 +40,7 @@ from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.pursue import FATAL
 from mmrepro.replay.session import Rounds
 from mmrepro.replay.simplify import as_sent, in_order
-from mmrepro.replay.store import PLAYS_DIR, VERDICTS, ReplayFolder, note_server, seen_of
+from mmrepro.replay.store import PLAYS_DIR, VERDICTS, ReplayFolder, note_server, observation_of
 
 if TYPE_CHECKING:
     from mmrepro.fuzz.session import Fuzzing
@@ -85,7 +85,7 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     facts = PlayFacts(
         number=episode.number, what="an episode", requests=len(case.operations), state=""
     )
-    seen = seen_of(case, played, judged, facts)
+    seen = observation_of(case, played, judged, facts)
     seen.folder = f"../{EPISODES_DIR}/{folder.name}/play"
     new = sorted(features(case, played, log) - known.features)
     episode.state, episode.buckets = seen.play.state, seen.play.buckets
@@ -277,7 +277,7 @@ def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
         facts = PlayFacts(
             number=0, what="one after another", requests=len(straight.operations), state=""
         )
-        seen = seen_of(straight, played, judged, facts)
+        seen = observation_of(straight, played, judged, facts)
         led.starts = 1
         if seen.has(new[0]):
             led.straight, led.seen = True, seen

@@ -36,11 +36,10 @@ def crosstalk(
     case: Case,
     suspects: Sequence[str],
     play: Callable[[Case], Played],
-    runs: int = LEAST_RUNS,
     *,
     contents: Path | None = None,
 ) -> Judged:
-    """Play ``case`` at least ``runs`` times as it is, and as often with other neighbours, for each
+    """Play ``case`` some times as it is, and as often with other neighbours, for each
     of ``suspects``.
 
     Args:
@@ -55,7 +54,7 @@ def crosstalk(
         Judged(unseen=[f"{id}: whether its neighbours' content matters was not tried."])
         for id in suspects[MOST_SUSPECTS:]
     ]
-    each = runs_needed(len(tested), runs)
+    each = runs_needed(len(tested))
     asked = comparable(case)
     sizes = pictures(case, contents)
     as_it_is: list[Played] = []
@@ -69,9 +68,9 @@ def crosstalk(
     return Judged.of(judged)
 
 
-def runs_needed(suspects: int, least: int = LEAST_RUNS) -> int:
+def runs_needed(suspects: int) -> int:
     """Plays of each side with which the test can be significant for so many suspects at once."""
-    runs = max(least, LEAST_RUNS)
+    runs = LEAST_RUNS
     while 2 / comb(2 * runs, runs) >= SIGNIFICANCE / max(suspects, 1):
         runs += 1
     return runs

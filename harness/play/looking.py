@@ -162,14 +162,12 @@ async def stand(
     return Stand(False, f"{silent}, but the core moves", threads)
 
 
-async def stacks(
-    server: Started, folder: Path, samples: int = SAMPLES
-) -> tuple[list[ThreadStack], list[StackSample]]:
+async def stacks(server: Started, folder: Path) -> tuple[list[ThreadStack], list[StackSample]]:
     """The core's threads as they stand, busiest first, and the samples behind that."""
     pid = server.core_pid
     if pid is None:
         return [], []
-    probe = StacksProbe([pid], samples=samples, interval_s=INTERVAL_S, locals=False)
+    probe = StacksProbe([pid], samples=SAMPLES, interval_s=INTERVAL_S, locals=False)
     result = await asyncio.to_thread(
         run_probe, probe, folder, STACKS_S, phase="check", label=f"stand-{time.monotonic():.0f}"
     )

@@ -58,9 +58,7 @@ class Observing:
         self._core = processes.stat(pid) if pid is not None else None
         self._log_start = looking.size_of(server.process.log) or 0
 
-    async def play(
-        self, case: Case, played: Played, on_stuck: Look | None, on_look: Look | None
-    ) -> None:
+    async def play(self, case: Case, played: Played, on_look: Look | None) -> None:
         """Play ``case`` and write into ``played`` what came of it.
 
         Raises:
@@ -78,7 +76,7 @@ class Observing:
             watching.cancel()
             if self.cancelled.is_set():
                 raise KeyboardInterrupt
-            await self._close(played, on_stuck, on_look)
+            await self._close(played, on_look)
         finally:
             for task in (watching, performing):
                 task.cancel()
@@ -186,7 +184,7 @@ class Observing:
 
     # ------------------------------------------------------------------ the end
 
-    async def _close(self, played: Played, on_stuck: Look | None, on_look: Look | None) -> None:
+    async def _close(self, played: Played, on_look: Look | None) -> None:
         if self.state is PlayState.ENDED and self._failed():
             await asyncio.sleep(EXIT_S)  # a process that ends of it is still to be seen
         if self._dead():
@@ -200,10 +198,8 @@ class Observing:
             played.stuck = list(self.sending.pending)
             if not self.stack:
                 self.stack, _ = await looking.stacks(self.server, self.recorder.dir)
-        alive = self.server.process.exit_code is None
-        for look in (on_stuck if hung else None, on_look if alive else None):
-            if look is not None:
-                await self._call(look)
+        if on_look is not None and self.server.process.exit_code is None:
+            await self._call(on_look)
         await self._look(hung)
         if hung:
             await self.sending.give_up()

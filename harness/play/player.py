@@ -19,10 +19,9 @@ from mmrepro.engines import get_engine
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError, UsageError
 from mmrepro.evidence.recorder import Listener
-from mmrepro.incident import EVIDENCE_DIR, Fidelity, HostFacts, StandIn
+from mmrepro.incident import EVIDENCE_DIR
 from mmrepro.incident.folder import Journal, prepared
 from mmrepro.machine.gpu import Choice, leased
-from mmrepro.machine.host import host_facts
 from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.models.tiny import TINY, TinyText
 from mmrepro.play.looking import of_engine, read_tracebacks
@@ -56,7 +55,6 @@ class Player:
 
     Attributes:
         deadlines: of ``calibrate()``; None before.
-        start_mode, fidelity, stand_ins: of the last start.
     """
 
     def __init__(
@@ -71,9 +69,6 @@ class Player:
         self.server, self.folder, self.listener = server, folder, listener
         self.options = RunCommand(timeout_s=timeout_s)
         self.deadlines: Deadlines | None = None
-        self.start_mode = ""
-        self.fidelity = Fidelity.CPU
-        self.stand_ins: list[StandIn] = []
         self.starter = Starter(start_mode, several=True)
         self._held = contextlib.ExitStack()
         self._environments: dict[EnvironmentSpec, Environment] = {}
@@ -90,11 +85,6 @@ class Player:
         self.cancel()
         self.starter.__exit__()
         self._held.close()
-
-    @property
-    def host(self) -> HostFacts:
-        gpu = self._gpu
-        return host_facts(gpu.names, gpu.facts()) if gpu else host_facts()
 
     def cancel(self) -> None:
         """Plays in other threads stop their servers and raise KeyboardInterrupt."""
@@ -132,14 +122,12 @@ class Player:
         options: PlayOptions,
         folder: Path,
         *,
-        on_stuck: Look | None = None,
         on_look: Look | None = None,
     ) -> Played:
         """Play ``case``, whose pictures lie below ``contents``, with all that is kept in
         ``folder``. Two at a time may be played.
 
         Args:
-            on_stuck: called while the server still hangs.
             on_look: called before a server is stopped that still lives, hung or not.
 
         Raises:
@@ -163,7 +151,7 @@ class Player:
                     observing = Observing(
                         server, journal.recorder, options, deadlines, made, self._cancelled
                     )
-                    asyncio.run(observing.play(case, played, on_stuck, on_look))
+                    asyncio.run(observing.play(case, played, on_look))
                     journal.recorder.phase = "stop"
         except EngineStartError as error:
             if any(sign in line for line in error.detail for sign in NO_ROOM):
@@ -211,10 +199,7 @@ class Player:
         gpu, cold = self._gpu, self._tries_cold
         spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
         with journal.stage("start-up"):
-            server = start(spec, journal, self.starter)
-        self.start_mode, self.fidelity = server.mode, server.plan.fidelity
-        self.stand_ins = server.plan.stand_ins
-        return server
+            return start(spec, journal, self.starter)
 
     def _environment(self, wanted: EnvironmentSpec, journal: Journal) -> Environment:
         """Found or built once a session, and kept from being pruned as long as it lasts."""

@@ -38,12 +38,12 @@ from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import (
     PLAYS_DIR,
     Key,
-    Looked,
+    LiveLook,
     Named,
+    Observation,
     ReplayFolder,
-    Seen,
     Wanted,
-    seen_of,
+    observation_of,
 )
 from mmrepro.run.judge import Deadlines
 
@@ -59,7 +59,7 @@ ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
 """The state of a campaign, as its document has it."""
 ATTEMPTS = 2
 """Of what told nothing of the engine."""
-LookAt = Callable[[str, int, Path], Looked]
+LookAt = Callable[[str, int, Path], LiveLook]
 """Looks at a server that still lives, by its address, first process and log. Can be pickled."""
 DocumentT = TypeVar("DocumentT")
 
@@ -77,7 +77,7 @@ class CaseResult(Record):
 
     id: str
     played: Played | None = None
-    looked: Looked = Looked()
+    looked: LiveLook = LiveLook()
     deadlines: Deadlines | None = None
     seconds: float = 0.0
     error: str = ""
@@ -247,7 +247,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
         """What is wrong with it by itself."""
         return judge(case, played, engine=get_engine(case.server.engine))
 
-    def named(self, bucket: str, seen: Seen, case: Case, result: CaseResult) -> Seen:
+    def named(self, bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
         """``seen`` with what the failure of that bucket is called."""
         if self.blind:
             why = Named(bucket=bucket, why="nothing was looked for: --blind")
@@ -288,7 +288,7 @@ class StartingPoint:
         end: the same, of attempts that confirm.
     """
 
-    seen: Seen | None = None
+    seen: Observation | None = None
     compared: bool = False
     blocks: int = 0
     again: bool = False
@@ -298,7 +298,7 @@ class StartingPoint:
     end: float = -math.inf
 
 
-class Plays:
+class Attempts:
     """Makes the attempts of a replay within a line of work, or says what those of an earlier call
     showed.
 
@@ -319,13 +319,13 @@ class Plays:
         self.deadlines: Deadlines | None = None
         self.silent, self.hurried, self.blocks = False, files.options.shrink, 0
         self.facts: list[PlayFacts] = []
-        self.smallest: dict[str, tuple[Case, Seen]] = {}
+        self.smallest: dict[str, tuple[Case, Observation]] = {}
         engine = get_engine(files.options.server.engine)
         self.comparison = Silent(self, engine, self.folder)
         inside = self.folder.relative_to(search.folder).as_posix()
         self._below = "" if inside == "." else f"{inside}/"
         self._prefix = self._below.replace("/", ", ")
-        self._asked: dict[Key, Seen] = {}
+        self._asked: dict[Key, Observation] = {}
         self._found: dict[str, tuple[bool, bool]] = {}
 
     @property
@@ -361,7 +361,7 @@ class Plays:
                 order = CaseRun(self._id(key), self._name(facts), self.search.servers)
                 result = self.search.attempt(order)
                 deadlines, facts.seconds = result.deadlines, result.seconds
-            line = self.files.end_attempt(key, Seen(play=facts), deadlines)
+            line = self.files.end_attempt(key, Observation(play=facts), deadlines)
         else:
             line = kept
             facts.seconds = kept.seen.play.seconds
@@ -370,7 +370,7 @@ class Plays:
         self._report(facts, kept=kept is not None)
         return self.deadlines
 
-    def play(self, wanted: Wanted, bucket: str = "") -> Seen:
+    def play(self, wanted: Wanted, bucket: str = "") -> Observation:
         """One attempt; what was asked for before costs no start.
 
         Args:
@@ -381,7 +381,7 @@ class Plays:
         """
         return self.several([wanted], bucket)[0]
 
-    def several(self, wanted: Sequence[Wanted], bucket: str = "") -> list[Seen]:
+    def several(self, wanted: Sequence[Wanted], bucket: str = "") -> list[Observation]:
         """As :meth:`play`; beside each other where places are free."""
         works: dict[Key, Callable[[], None]] = {}
         for one in wanted:
@@ -398,7 +398,7 @@ class Plays:
             works[key]()
         return [self._asked[self._key(one)] for one in wanted]
 
-    def whole(self, seen: Seen) -> Played:
+    def whole(self, seen: Observation) -> Played:
         """All that an attempt recorded; it was kept beside its log."""
         return Played.model_validate_json((self.folder / seen.folder / PLAYED_FILE).read_bytes())
 
@@ -435,7 +435,7 @@ class Plays:
                 self.smallest[one] = wanted.case, seen
         self._report(facts, kept=kept is not None)
 
-    def _made(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> Seen:
+    def _made(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> Observation:
         """What it showed, written down. Raises Spent: judging it takes one more start."""
         shrinking, place = wanted.how == "shrink", f"{PLAYS_DIR}/{facts.number:04d}"
         options = PlayOptions(
@@ -466,7 +466,7 @@ class Plays:
         facts.error = result.error
         alone = self.search.judged(case, played)
         judged = Judged.of([alone, self.comparison.judge(case, played)])
-        seen = seen_of(case, played, judged, facts.model_copy())
+        seen = observation_of(case, played, judged, facts.model_copy())
         seen.folder = place
         if bucket:
             seen = self.search.named(bucket, seen, case, result)
@@ -482,28 +482,11 @@ class Plays:
         return f"{self._below}{key.how}/{key.nth}/{key.digest}"
 
     def _name(self, facts: PlayFacts) -> str:
-        """``attempt 2 of at most 40 (the whole case, 12 requests)``."""
-        of = f"{facts.number} of at most {self.files.options.budget}"
-        return f"{self._prefix}attempt {of} ({facts.what}, {requests(facts.requests)})"
+        return self._prefix + name_of(facts, self.files.options.budget)
 
     def _report(self, facts: PlayFacts, *, kept: bool) -> None:
-        """It has ended, now or in an earlier call."""
         self.files.attempted(self.facts, kept_s=facts.seconds if kept else 0.0)
-        quiet = "nothing is wrong" if facts.state == "ended" else facts.state
-        self.search.campaign.emit(
-            RunEnded(
-                at=Moment.now(),
-                what=self._name(facts),
-                index=1,
-                outcome=bucket_words(facts.buckets) or quiet,
-                detail=f"the one before it counts for nothing: {facts.error}"
-                if facts.error
-                else "",
-                tone="bad" if facts.buckets else "soft",
-                seconds=facts.seconds,
-                kept=kept,
-            )
-        )
+        self.search.campaign.emit(attempt_ended(self._name(facts), facts, kept=kept))
 
 
 # ---------------------------------------------------------------------- for people
@@ -511,6 +494,27 @@ class Plays:
 
 def requests(number: int) -> str:
     return f"{number} request{'s' * (number != 1)}"
+
+
+def name_of(facts: PlayFacts, budget: int) -> str:
+    """``attempt 2 of at most 40 (the whole case, 12 requests)``."""
+    of = f"{facts.number} of at most {budget}"
+    return f"attempt {of} ({facts.what}, {requests(facts.requests)})"
+
+
+def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
+    """The event of an attempt that has ended, now or in an earlier call."""
+    quiet = "nothing is wrong" if facts.state == "ended" else facts.state
+    return RunEnded(
+        at=Moment.now(),
+        what=name,
+        index=1,
+        outcome=bucket_words(facts.buckets) or quiet,
+        detail=f"the one before it counts for nothing: {facts.error}" if facts.error else "",
+        tone="bad" if facts.buckets else "soft",
+        seconds=facts.seconds,
+        kept=kept,
+    )
 
 
 def found(name: str, finding: Finding) -> Found:

@@ -10,9 +10,9 @@ from mmrepro.campaign.search import Spent
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import Rate
-from mmrepro.replay.attempts import Plays
+from mmrepro.replay.attempts import Attempts
 from mmrepro.replay.shrink import Verdict
-from mmrepro.replay.store import Seen, Wanted
+from mmrepro.replay.store import Observation, Wanted
 
 CONFIDENCE = 0.95
 WRONG = 0.05
@@ -21,12 +21,12 @@ _STEPS = 60
 """Halvings: as far as a float tells."""
 
 
-def rate_of(failed: int, plays: int, confidence: float = CONFIDENCE) -> Rate:
+def rate_of(failed: int, plays: int) -> Rate:
     """With its exact (Clopper-Pearson) interval: each end leaves half of the doubt outside."""
-    doubt = (1 - confidence) / 2
+    doubt = (1 - CONFIDENCE) / 2
     low = 0.0 if not failed else _where(lambda p: _at_least(failed, plays, p) < doubt)
     high = 1.0 if failed == plays else _where(lambda p: _at_least(failed + 1, plays, p) < 1 - doubt)
-    return Rate(failed=failed, plays=plays, low=low, high=high, confidence=confidence)
+    return Rate(failed=failed, plays=plays, low=low, high=high, confidence=CONFIDENCE)
 
 
 def repeats(rate: float, steps: int, most: int) -> int:
@@ -73,7 +73,7 @@ WIDE = 0.6
 """An interval as wide as this tells little more than that it comes and goes."""
 
 
-def tally(seens: Sequence[Seen]) -> dict[str, tuple[int, int]]:
+def tally(seens: Sequence[Observation]) -> dict[str, tuple[int, int]]:
     """Of each bucket how often it was seen again, and in how many plays: that it was seen at all
     is why it is asked for, so its first sighting counts for nothing. The worst class first."""
     found: dict[str, tuple[int, int]] = {}
@@ -118,8 +118,8 @@ class Candidates:
         jobs: candidates at a time.
     """
 
-    plays: Plays
-    shows: Callable[[Seen], bool]
+    plays: Attempts
+    shows: Callable[[Observation], bool]
     repeats: int = 1
     reserve: int = 0
     jobs: int = 1

@@ -26,7 +26,7 @@ from mmrepro.models.tiny import TINY
 from mmrepro.oracle.judged import alike
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.logs import LogsProbe
-from mmrepro.replay.store import Looked, Named, Seen
+from mmrepro.replay.store import LiveLook, Named, Observation
 from mmrepro.scenario import Finding as Judgement, LiveFacts, Scenario, Truth
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.silent import SILENT, Failure
@@ -38,7 +38,7 @@ TRIED = 3
 """Scenarios that are named where none fits."""
 
 
-def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> Looked:
+def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> LiveLook:
     """Diagnoses a server while it lives; the incident goes beside the attempt's evidence."""
     out = log.parent.parent / DIAGNOSIS_DIR
     options = DiagnoseCommand(
@@ -47,13 +47,13 @@ def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> Looked:
     try:
         found = diagnose(options)
     except MmreproError as error:
-        return Looked(why=f"the server could not be looked at: {error.message}")
-    return Looked(matches=found.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
+        return LiveLook(why=f"the server could not be looked at: {error.message}")
+    return LiveLook(matches=found.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
 
 
 def named(
-    bucket: str, seen: Seen, case: Case, played: Played, folder: Path, looked: Looked
-) -> Seen:
+    bucket: str, seen: Observation, case: Case, played: Played, folder: Path, looked: LiveLook
+) -> Observation:
     """``seen`` with what ``bucket`` is called; unchanged where the attempt does not show it.
 
     A scenario names a failure only if every condition of it is met, on a release and with options

@@ -17,10 +17,10 @@ from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass, Rate, Sig
 from mmrepro.machine.files import write_file
 from mmrepro.oracle.counters import grows
 from mmrepro.oracle.judged import alike
-from mmrepro.replay.attempts import Plays
+from mmrepro.replay.attempts import Attempts
 from mmrepro.replay.confirm import MOST, Candidates, decided, luck, rate_of, repeats
 from mmrepro.replay.shrink import Shrinking
-from mmrepro.replay.store import BLOCKS, Named, Seen, Wanted
+from mmrepro.replay.store import BLOCKS, Named, Observation, Wanted
 
 FATAL = frozenset(
     {
@@ -45,7 +45,7 @@ class Start:
 
     bucket: str
     case: Case
-    seen: Seen
+    seen: Observation
     rate: Rate
     before: int
     limits: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Pursuit:
         repeat: attempts that confirm what is left.
     """
 
-    plays: Plays
+    plays: Attempts
     repeat: int
     shrink: bool
     _repeats: int = 1
@@ -115,8 +115,8 @@ class Pursuit:
     # ------------------------------------------------------------------ shrinking
 
     def _shrunk(
-        self, finding: Finding, start: Start, case: Case, seen: Seen, reserve: int
-    ) -> tuple[Case, Seen]:
+        self, finding: Finding, start: Start, case: Case, seen: Observation, reserve: int
+    ) -> tuple[Case, Observation]:
         rate = share(finding.rate)
         most = max(2, min(MOST_REPEATS, self.plays.left // CANDIDATES))
         test = Candidates(
@@ -128,7 +128,7 @@ class Pursuit:
         )
         before = finding.steps
 
-        def failing(seen: Seen) -> list[str]:
+        def failing(seen: Observation) -> list[str]:
             found = seen.sighting(start.bucket)
             return found.operations if found else []
 
@@ -154,7 +154,7 @@ class Pursuit:
     # ------------------------------------------------------------------ confirming what is left
 
     def _confirm(
-        self, finding: Finding, start: Start, case: Case, seen: Seen
+        self, finding: Finding, start: Start, case: Case, seen: Observation
     ) -> tuple[Case, Named | None]:
         """Plays what is left on fresh servers, with whole deadlines, and looks at one of them.
 
@@ -164,7 +164,7 @@ class Pursuit:
         untouched = case == start.case and len(case.operations) == start.before
         if finding.finding_class is FindingClass.HANG and self.shrink:
             untouched = False  # the plays before were judged early
-        plays: list[Seen] = []
+        plays: list[Observation] = []
         try:
             with self.plays.confirming():
                 while self._open(finding.bucket, plays, start.rate, untouched=untouched):
@@ -210,7 +210,9 @@ class Pursuit:
                 shutil.copytree(source, self.folder / finding.diagnosis, dirs_exist_ok=True)
         return case, named
 
-    def _open(self, bucket: str, plays: list[Seen], before: Rate, *, untouched: bool) -> bool:
+    def _open(
+        self, bucket: str, plays: list[Observation], before: Rate, *, untouched: bool
+    ) -> bool:
         """Whether one more play tells something. What came and went before is not taken for
         something else because it shows a few times in a row."""
         failed = sum(p.has(bucket) for p in plays)
@@ -220,7 +222,7 @@ class Pursuit:
         least = 0 if share(before) == 1 else OF_RATE if failed else MOST
         return not decided(failed, len(plays), self.repeat, least)
 
-    def _keep(self, finding: Finding, case: Case, seen: Seen) -> None:
+    def _keep(self, finding: Finding, case: Case, seen: Observation) -> None:
         """What is shown of it is of ``case`` and its play; the case is on disk."""
         sighting = seen.sighting(finding.bucket)
         if sighting is not None:
@@ -231,7 +233,7 @@ class Pursuit:
         write_case(case, self.folder / finding.folder, read_contents(case, self.folder))
 
 
-def _name(plays: Sequence[Seen], bucket: str) -> Named | None:
+def _name(plays: Sequence[Observation], bucket: str) -> Named | None:
     """That one of the plays gave to this failure: the case may have been played for another."""
     names = (play.named for play in plays)
     return next((n for n in names if n is not None and alike(n.bucket, bucket)), None)
@@ -255,7 +257,9 @@ MOST_PLAYS = 3
 PUBLIC = "texts and images are random ones of the same shape"
 
 
-def play_publicly(plays: Plays, finding: Finding, case: Case, folder: Path, seed: int) -> None:
+def attempt_publicly(
+    plays: Attempts, finding: Finding, case: Case, folder: Path, seed: int
+) -> None:
     """Plays ``case``, what is left of a confirmed and unknown finding, without what people wrote;
     if it fails likewise it is kept below the finding's folder, for what leaves the machine.
 

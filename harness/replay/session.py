@@ -21,12 +21,12 @@ from mmrepro.incident.replay import Finding, FindingClass, Replay, Sighting
 from mmrepro.machine.files import is_there
 from mmrepro.oracle.counters import NO_BLOCKS
 from mmrepro.oracle.judged import Judged, alike
-from mmrepro.replay.attempts import ENDINGS, CaseSearch, Plays, StartingPoint
+from mmrepro.replay.attempts import ENDINGS, Attempts, CaseSearch, StartingPoint
 from mmrepro.replay.confirm import GIVE_UP, decided, rate_of, tally
 from mmrepro.replay.known import mitigation
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.pursue import FATAL, LOUD, Pursuit, Start, play_publicly, show
-from mmrepro.replay.store import VERDICTS, Named, ReplayFolder, Seen, Wanted, WriteReplay
+from mmrepro.replay.pursue import FATAL, LOUD, Pursuit, Start, attempt_publicly, show
+from mmrepro.replay.store import VERDICTS, Named, Observation, ReplayFolder, Wanted, WriteReplay
 
 QUIET_S = 120.0
 """For playing traffic again that showed nothing."""
@@ -50,7 +50,7 @@ class Rounds:
         self._start = start or StartingPoint()
         self._left: list[tuple[Finding, tuple[list[str], str]]] = []
         self._with_another: list[str] = []
-        self.plays = Plays(search, files, self._start)
+        self.plays = Attempts(search, files, self._start)
         self._silent = self.plays.comparison
         self._pursuit = Pursuit(self.plays, self._options.repeat, self._options.shrink)
 
@@ -100,7 +100,7 @@ class Rounds:
         return self._found(case, seens, limits)
 
     def _found(
-        self, case: Case, seens: list[Seen], limits: tuple[str, ...], *, simpler: bool = True
+        self, case: Case, seens: list[Observation], limits: tuple[str, ...], *, simpler: bool = True
     ) -> tuple[bool, Named | None]:
         fatal: Named | None = None
         loud = False
@@ -132,7 +132,7 @@ class Rounds:
         finding, left, named = self._pursuit.pursue(start, id, reserve)
         if self._comes_with_another(finding, left):
             return None
-        play_publicly(self.plays, finding, left, self._files.folder, self._options.seed)
+        attempt_publicly(self.plays, finding, left, self._files.folder, self._options.seed)
         self.plays.grew(finding)
         return named if finding.known else None
 
@@ -197,7 +197,7 @@ class Rounds:
             self._silent.reference, self.plays.blocks = None, 0
             self._say(Judged.of(self._silent.judged))
 
-    def _led_to(self, seens: list[Seen]) -> bool:
+    def _led_to(self, seens: list[Observation]) -> bool:
         """Whether what another play showed beside its reference is still waited for."""
         return (
             self._start.compared
@@ -229,7 +229,7 @@ class Rounds:
                 self._replay.limits.append("what a smaller case showed was not confirmed: --budget")
             self._found(case, seens, ())
 
-    def _open(self, seens: list[Seen]) -> bool:
+    def _open(self, seens: list[Observation]) -> bool:
         """Whether one more play of the same case is worth a server."""
         counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
         repeat, give_up = self._options.repeat, GIVE_UP
@@ -239,7 +239,7 @@ class Rounds:
             not decided(failed, plays, repeat, give_up=give_up) for failed, plays in counts.values()
         )
 
-    def _quiet(self, seens: list[Seen]) -> bool:
+    def _quiet(self, seens: list[Observation]) -> bool:
         """Whether a case that showed nothing is worth one more play: what comes and goes may not
         have come. Not of traffic that takes minutes."""
         nothing = not any(seen.sightings for seen in seens)
@@ -251,7 +251,7 @@ class Rounds:
         known = [*(one.bucket for one in told), *self._with_another, *self._start.handled]
         return any(alike(bucket, one) for one in known)
 
-    def _say(self, judged: Judged | Seen) -> None:
+    def _say(self, judged: Judged | Observation) -> None:
         replay = self._replay
         replay.unseen += [text for text in judged.unseen if text not in replay.unseen]
         for what, number in judged.counted.items():

@@ -29,7 +29,7 @@ from mmrepro.replay.simplify import (
     sharing,
     stand_ins,
 )
-from mmrepro.replay.store import Seen
+from mmrepro.replay.store import Observation
 
 if TYPE_CHECKING:
     from mmrepro.replay.confirm import Candidates
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
     fails: bool
     failed: int
     plays: int
-    seen: Seen | None = None
+    seen: Observation | None = None
     again: bool = False
     """The same case was asked for before: nothing was played."""
 
@@ -64,9 +64,9 @@ class Shrinking:
     """
 
     case: Case
-    seen: Seen
+    seen: Observation
     test: Candidates
-    failing: Callable[[Seen], list[str]]
+    failing: Callable[[Observation], list[str]]
     grew: Callable[[], None] = lambda: None
     simpler: bool = True
     plainer: bool = True

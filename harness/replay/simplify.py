@@ -11,10 +11,10 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from mmrepro.case.model import Case, Collision, Content, Image, Noise, Operation, Part
-from mmrepro.replay.store import Seen
+from mmrepro.replay.store import Observation
 
 
-def as_sent(case: Case, seen: Seen) -> Case:
+def as_sent(case: Case, seen: Observation) -> Case:
     """``case`` with its requests in the order in which they were sent; without those that never
     were, and without what they wait for."""
     operations = {op.id: op for op in case.operations}
@@ -29,7 +29,7 @@ class _Span(NamedTuple):
     place: int
 
 
-def as_it_went(case: Case, seen: Seen) -> Case:
+def as_it_went(case: Case, seen: Observation) -> Case:
     """``case`` in which each operation also waits for those that had ended when it was sent.
 
     How many run at a time puts requests in an order that is gone with those between them: without
@@ -57,7 +57,7 @@ def as_it_went(case: Case, seen: Seen) -> Case:
     return case.model_copy(update={"operations": operations})
 
 
-def _spans(case: Case, seen: Seen) -> list[_Span]:
+def _spans(case: Case, seen: Observation) -> list[_Span]:
     """Of each operation, in the case's order; of what had none, a made-up one after all others."""
     known = list(seen.times.values())
     close = max((end for _, end in known if end is not None), default=0.0)
@@ -91,7 +91,7 @@ class Kind(NamedTuple):
         return f"{self.path} {shown}, answered {self.answer}{left}"
 
 
-def kinds(case: Case, seen: Seen) -> dict[str, Kind]:
+def kinds(case: Case, seen: Observation) -> dict[str, Kind]:
     """The kind of each operation, by what the attempt ``seen`` showed of it."""
     shared = shared_images(case)
     found = {}
@@ -112,7 +112,7 @@ def grouped(kinds: Mapping[str, Kind], ids: Iterable[str]) -> dict[Kind, list[st
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
-def stand_ins(case: Case, seen: Seen) -> list[list[str]]:
+def stand_ins(case: Case, seen: Observation) -> list[list[str]]:
     """Operations of which one may stand for the others: of one kind, with as many images of the
     same sizes that no other operation has, the same parameters and about as long a text."""
     shared, kind = shared_images(case), kinds(case, seen)
@@ -164,7 +164,7 @@ def _families(case: Case) -> dict[str, str]:
     return found
 
 
-def abnormal(seen: Seen) -> list[str]:
+def abnormal(seen: Observation) -> list[str]:
     """Operations with another answer than 200, and none that is stuck."""
     return [op for op in seen.sent if seen.answers.get(op, "")[:1] in ("4", "5")]
 
@@ -185,7 +185,7 @@ class Change:
     name: str = ""
 
 
-def changes(case: Case, seen: Seen) -> list[Change]:
+def changes(case: Case, seen: Observation) -> list[Change]:
     """Those that change ``case``, the ones that tell a reader the most first."""
     refused = {op for op, answer in seen.answers.items() if answer.startswith("4")}
 
@@ -206,7 +206,7 @@ def changes(case: Case, seen: Seen) -> list[Change]:
     return [change for change in offered if change.made(case) != case]
 
 
-def all_at_once(case: Case, seen: Seen) -> Change | None:
+def all_at_once(case: Case, seen: Observation) -> Change | None:
     """All of :func:`changes` together; None: there are none."""
     single = changes(case, seen)
     if not single:
@@ -281,7 +281,7 @@ def _words(text: str) -> str:
     return text if len(words) <= WORDS else " ".join(words[:WORDS])
 
 
-def _noise(case: Case, seen: Seen) -> Case:
+def _noise(case: Case, seen: Observation) -> Case:
     """Only where an attempt told the size; what is one picture stays one."""
     sizes: dict[str, tuple[int, int]] = {}
     for op in case.operations:

@@ -56,7 +56,7 @@ class Named(Record):
     diagnosis: Annotated[str, Field(description="folder of its incident, below the play's")] = ""
 
 
-class Looked(Record):
+class LiveLook(Record):
     """What a look at a server that still lived told.
 
     Attributes:
@@ -71,7 +71,7 @@ class Looked(Record):
     learnt: list[Learnt] = []
 
 
-class Seen(Record):
+class Observation(Record):
     """One play, judged."""
 
     play: PlayFacts
@@ -107,7 +107,7 @@ class Seen(Record):
         return [op for op in self.sent if self.answers.get(op) == STUCK]
 
 
-def seen_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Seen:
+def observation_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Observation:
     """``play`` gets the state and the buckets."""
     play.state, play.early = played.state.value, played.early
     play.buckets = list(dict.fromkeys(s.bucket for s in judged.sightings))
@@ -120,7 +120,7 @@ def seen_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Seen
     stack = played.frames  # of the exception, where no thread was looked at
     if played.stack:
         stack = [f"{f.name} ({f.file}:{f.line})" for f in played.stack[0].frames]
-    return Seen(
+    return Observation(
         play=play,
         sightings=judged.sightings,
         counted=judged.counted,
@@ -234,7 +234,7 @@ class Began(_OfAttempt):
 
 class Ended(_OfAttempt):
     kind: Literal["ended"] = "ended"
-    seen: Seen
+    seen: Observation
     answer_s: Annotated[float | None, Field(description="of a calibration: the deadline")] = None
     suspect_s: float | None = None
     rule: str = ""
@@ -306,7 +306,7 @@ class ReplayFolder:
         number, what, asked = facts.number, facts.what, facts.requests
         self.journal.append(Began(**key.fields, number=number, what=what, requests=asked))
 
-    def end_attempt(self, key: Key, seen: Seen, deadlines: Deadlines | None = None) -> Ended:
+    def end_attempt(self, key: Key, seen: Observation, deadlines: Deadlines | None = None) -> Ended:
         """Write down what it showed. Raises UsageError: it ended before."""
         measured = {} if deadlines is None else asdict(deadlines)
         line = Ended(**key.fields, number=seen.play.number, seen=seen, **measured)

@@ -26,7 +26,7 @@ from mmrepro.records import Moment
 from mmrepro.replay.attempts import CaseResult
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.session import Replaying
-from mmrepro.replay.store import STUCK, Seen
+from mmrepro.replay.store import STUCK, Observation
 from mmrepro.run.judge import Deadlines
 
 NOW = Moment.now()
@@ -116,7 +116,7 @@ def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
     return Judged(sightings=fake_seen(case, answers).sightings)
 
 
-def unnamed(bucket: str, seen: Seen, case: Case, result: CaseResult) -> Seen:
+def unnamed(bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
     """Nobody knows it."""
     return seen
 
@@ -154,7 +154,7 @@ class Fakes:
         engine = get_engine(case.server.engine)
         return self.judge(case, played, engine=engine)  # type: ignore[no-any-return]
 
-    def named(self, bucket: str, seen: Seen, case: Case, result: CaseResult) -> Seen:
+    def named(self, bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
         if self.blind:  # type: ignore[attr-defined]
             return super().named(bucket, seen, case, result)  # type: ignore[misc,no-any-return]
         return self.name(bucket, seen, case, result)  # type: ignore[no-any-return]

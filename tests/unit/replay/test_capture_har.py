@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -360,9 +361,12 @@ def test_without_any_times_one_waits_for_the_other(tmp_path: Path) -> None:
     assert "no times" in captured.case.origin.notes[0]
 
 
-def test_only_the_last_ones_are_kept_where_there_are_too_many(tmp_path: Path) -> None:
+def test_only_the_last_ones_are_kept_where_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("mmrepro.capture.read"), "LIMIT", 2)
     entries = [entry(chat([shown(data_url(n))]), at=n) for n in range(5)]
-    captured = read_entries(tmp_path, *entries, limit=2)
+    captured = read_entries(tmp_path, *entries)
     assert len(captured.case.operations) == len(captured.case.images) == len(captured.contents) == 2
     assert captured.case.operations[0].images == ["i4"]
     assert captured.case.origin.left_out == {"before the last ones, which are kept": 3}

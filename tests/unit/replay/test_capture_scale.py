@@ -136,15 +136,6 @@ def test_what_was_a_little_too_long_is_too_long_again(tmp_path: Path) -> None:
     assert second < 512 < first < 1500
 
 
-def test_a_limit_may_be_given_where_no_refusal_tells_it(tmp_path: Path) -> None:
-    refused = {"status": 400, "content": {"text": "no"}}
-    entries = [entry(chat("x" * 5000), response=refused), entry(chat("y" * 3000), at=1)]
-    found = read(write(tmp_path, har(entries)), SERVER)
-    assert [size(op) > 512 for op in scale(found, 512).case.operations] == [False, False]
-    told = scale(found, 512, recorded_limit=4096)
-    assert [size(op) > 512 for op in told.case.operations] == [True, False]
-
-
 def test_barriers_and_clients_that_leave_count_fewer_tokens() -> None:
     first = Operation(
         id="r1", prompt="a" * 4000, path="/v1/completions", leave="tokens>=100", stream=True

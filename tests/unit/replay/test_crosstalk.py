@@ -208,7 +208,6 @@ def test_chance_is_seldom_taken_for_a_reason(chance: random.Random, share: float
 
 def test_several_suspects_want_more_plays() -> None:
     assert [runs_needed(n) for n in (1, 2, 3)] == [5, 6, 6]
-    assert runs_needed(1, 7) == 7
 
 
 def test_each_suspect_has_its_own_control_and_shares_the_plays_as_it_is() -> None:

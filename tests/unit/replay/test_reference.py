@@ -53,7 +53,6 @@ def test_the_same_requests_one_after_another(engine: str) -> None:
     assert [op.leave for op in made.operations] == ["", "", ""]
     assert [op.messages for op in made.operations] == [op.messages for op in case.operations]
     assert made.server.release == case.server.release
-    assert reference_case(case, get_engine(engine), "9.9").server.release == "9.9"
     Case.model_validate(made.model_dump())
 
 

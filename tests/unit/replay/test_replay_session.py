@@ -18,7 +18,7 @@ from mmrepro.incident.replay import VERDICTS_FILE, FindingClass
 from mmrepro.oracle.counters import LEAST_STEP, quiescence
 from mmrepro.play.observing import blocks
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.store import BLOCKS, STUCK, Named, Seen
+from mmrepro.replay.store import BLOCKS, STUCK, Named, Observation
 from mmrepro.reports.replay import seconds
 from test_shrink import ghost_trace, planted
 
@@ -254,7 +254,7 @@ def test_a_machine_that_cannot_play_ends_it_and_it_can_go_on(tmp_path: Path) -> 
     assert ended_once(tmp_path)
 
 
-def hang_known(bucket: str, seen: Seen, case: Case, result: object) -> Seen:
+def hang_known(bucket: str, seen: Observation, case: Case, result: object) -> Observation:
     known = "ghost-key-eviction" if bucket == BUCKET else None
     return seen.model_copy(update={"named": Named(bucket=bucket, known=known, why="a fake")})
 

@@ -12,7 +12,6 @@ from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle.judged import Judged
 from mmrepro.replay import silent
-from mmrepro.replay.attempts import Plays
 from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import Wanted
 
@@ -24,7 +23,7 @@ class FakePlays:
 
     def __init__(self, case: Case) -> None:
         self.case, self.blocks = case, 0
-        self.silent = Silent(cast("Plays", self), get_engine("sglang"), None)
+        self.silent = Silent(cast("Attempts", self), get_engine("sglang"), None)
         self.played: list[tuple[str, list[str]]] = []
 
     def play(self, wanted: Wanted) -> Any:

@@ -88,7 +88,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Heard:
+class RecordedRequest:
     """One request.
 
     ``begin`` and ``end`` are on one clock of the recording, of seconds or of lines; ``at_s`` is
@@ -121,11 +121,11 @@ class Latest:
     def __init__(self, tally: Tally, limit: int) -> None:
         self.tally = tally
         self.limit = limit
-        self._kept: dict[int, Heard] = {}
+        self._kept: dict[int, RecordedRequest] = {}
         self._sizes: dict[int, int] = {}
         self._number = self._size = 0
 
-    def add(self, heard: Heard) -> int:
+    def add(self, heard: RecordedRequest) -> int:
         """Returns its number, for ``change``."""
         self._number += 1
         size = len(heard.operation.model_dump_json(exclude_defaults=True))
@@ -144,10 +144,10 @@ class Latest:
         if (heard := self._kept.get(number)) is not None:
             self._kept[number] = replace(heard, **changes)
 
-    def change_all(self, changed: Callable[[Heard], Heard]) -> None:
+    def change_all(self, changed: Callable[[RecordedRequest], RecordedRequest]) -> None:
         self._kept = {number: changed(heard) for number, heard in self._kept.items()}
 
-    def __iter__(self) -> Iterator[Heard]:
+    def __iter__(self) -> Iterator[RecordedRequest]:
         return iter(self._kept.values())
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class Latest:
 
 
 def case_of(
-    heard: Iterable[Heard],
+    heard: Iterable[RecordedRequest],
     server: ServerWanted,
     bodies: Bodies,
     *,
@@ -195,7 +195,7 @@ def case_of(
     return case.keeping({op.id for op in operations}), notes
 
 
-def _behind(place: int, heard: Heard, concurrency: int | None) -> list[str]:
+def _behind(place: int, heard: RecordedRequest, concurrency: int | None) -> list[str]:
     """Of a recording without times: each after the one before, or beside so many others."""
     if not place:
         return []
@@ -205,7 +205,7 @@ def _behind(place: int, heard: Heard, concurrency: int | None) -> list[str]:
     return [f"r{place}.sent", f"running<={running}"]
 
 
-def _named(found: Sequence[Heard], after: Sequence[list[str]]) -> list[Operation]:
+def _named(found: Sequence[RecordedRequest], after: Sequence[list[str]]) -> list[Operation]:
     moments = [h.begin if h.at_s is None else h.at_s for h in found]
     first = min((m for m in moments if m is not None), default=0.0)
     return [
@@ -222,9 +222,9 @@ def _named(found: Sequence[Heard], after: Sequence[list[str]]) -> list[Operation
     ]
 
 
-def _in_time(found: Sequence[Heard]) -> tuple[list[Heard], int]:
+def _in_time(found: Sequence[RecordedRequest]) -> tuple[list[RecordedRequest], int]:
     """In the order of sending, and how many tell no time: those go where they stand."""
-    believed: list[Heard] = []
+    believed: list[RecordedRequest] = []
     last = min(h.begin for h in found if h.begin is not None)
     for h in found:
         last = last if h.begin is None else h.begin
