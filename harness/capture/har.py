@@ -72,11 +72,8 @@ class Entry:
 
 
 class Har:
-    """Reads one file: ``requests`` gives what was sent, in the order of the file.
-
-    Args:
-        host: ``HOST[:PORT]`` whose requests are read; "": of the only one.
-    """
+    """Reads one file: ``requests`` gives what was sent, in the order of the file. ``host``:
+    ``HOST[:PORT]`` whose requests are read; "": of the only one."""
 
     def __init__(self, file: BinaryIO, bodies: Bodies, tally: Tally, host: str = "") -> None:
         self.bodies, self.tally = bodies, tally

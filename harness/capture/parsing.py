@@ -168,10 +168,7 @@ TEXT = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
 
 def arguments(printed: str) -> dict[str, Any]:
     """Names and values of ``Name(a=1, b=[…])``; an object within becomes such a dictionary too.
-
-    Raises:
-        ValueError: it is not printed like that, or was cut.
-    """
+    Raises ValueError: it is not printed like that, or was cut."""
     try:
         tree = ast.parse(printed, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

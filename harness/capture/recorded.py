@@ -162,11 +162,8 @@ def case_of(
     concurrency: int | None = None,
     slack: float = SLACK_S,
 ) -> tuple[Case, list[str]]:
-    """The case, and sentences on how its order came about.
-
-    Args:
-        concurrency: so many at once, whatever the recording tells of that; None: as it tells.
-    """
+    """The case, and sentences on how its order came about. ``concurrency``: so many at once,
+    whatever the recording tells of that; None: as it tells."""
     found = list(heard)
     notes: list[str] = []
     timed = [h for h in found if h.begin is not None]

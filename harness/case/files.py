@@ -40,10 +40,7 @@ MAX_IMAGE_BYTES = 64 << 20
 
 def read_case(file: Path) -> tuple[Case, Path]:
     """The case in ``file``, or in the folder ``file``, and the folder that its pictures lie below.
-
-    Raises:
-        UsageError: it cannot be read, is too large, or is no case; says where in the file.
-    """
+    Raises UsageError: it cannot be read, is too large, or is no case; says where in the file."""
     file = file / CASE_FILE if is_folder(file) else file
     try:
         data = read_file(file, MAX_CASE_BYTES)
@@ -61,11 +58,8 @@ def case_text(case: Case) -> str:
 
 
 def write_case(case: Case, folder: Path, contents: Mapping[str, bytes] | None = None) -> Path:
-    """Write ``case.json``, and of ``contents`` (by SHA-256) the pictures that the case has.
-
-    Raises:
-        UnwritableOutput: the folder cannot be written.
-    """
+    """Write ``case.json``, and of ``contents`` (by SHA-256) the pictures that the case has. Raises
+    UnwritableOutput: the folder cannot be written."""
     wanted = {image.sha256 for image in case.images.values() if isinstance(image, Content)}
     contents = contents or {}
     given = sorted(wanted & contents.keys())
@@ -81,11 +75,8 @@ def write_case(case: Case, folder: Path, contents: Mapping[str, bytes] | None = 
 
 
 def read_contents(case: Case, folder: Path | None) -> dict[str, bytes]:
-    """The pictures of ``case`` that lie below ``folder``, by SHA-256, for ``write_case``.
-
-    Raises:
-        UsageError: one of them cannot be read.
-    """
+    """The pictures of ``case`` that lie below ``folder``, by SHA-256, for ``write_case``. Raises
+    UsageError: one of them cannot be read."""
     contents = {}
     for name, image in case.images.items():
         if isinstance(image, Content) and image.sha256 not in contents:
@@ -137,12 +128,8 @@ MAX_PIXELS = 64 << 20
 
 
 def pictures(case: Case, folder: Path | None) -> dict[str, Picture]:
-    """By name; ``folder`` is the one that holds ``images``.
-
-    Raises:
-        UsageError: the file of a picture is missing or another one, or a picture is to be made
-            from one that is none.
-    """
+    """By name; ``folder`` is the one that holds ``images``. Raises UsageError: the file of a
+    picture is missing or another one, or a picture is to be made from one that is none."""
     made: dict[str, Picture] = {}
     for name, image in case.images.items():
         made[name] = _made(name, image, case, made, folder)

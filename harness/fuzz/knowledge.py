@@ -106,10 +106,7 @@ class Pursued(Line):
 
 class Finished(Line):
     """A finding that was not shrunk to its end was taken up again, in the folder ``replay``.
-
-    Attributes:
-        of: the finding's folder.
-    """
+    ``of``: the finding's folder."""
 
     kind: Literal["finished"] = "finished"
     of: str
@@ -165,11 +162,7 @@ class Knowledge:
 
     def unfinished(self, busy: Collection[str] = ()) -> Found | None:
         """The worst finding that was not shrunk to its end, and may be: its requests show it
-        without a comparison, in one block.
-
-        Args:
-            busy: buckets that are pursued now.
-        """
+        without a comparison, in one block. ``busy``: buckets that are pursued now."""
         left = [
             found
             for found in self.fuzz.found

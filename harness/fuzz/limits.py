@@ -57,11 +57,8 @@ _NUMBER = re.compile(r"\b\d{2,7}\b")
 
 
 class Limits(Record):
-    """What is known of a server.
-
-    Attributes:
-        overhead, per_letter: tokens of a chat's template, and of a letter, as its usage told.
-    """
+    """What is known of a server. ``overhead``, ``per_letter``: tokens of a chat's template, and of
+    a letter, as its usage told."""
 
     learnt: list[Learnt] = []
     overhead: float = 12.0

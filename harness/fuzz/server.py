@@ -49,11 +49,8 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
 
 def server_of(engine: str, profile: Profile, asked: dict[str, Any], kept: str) -> ServerWanted:
     """The server: that of the engine's scenarios, under ``profile``, with what ``asked`` says; a
-    session that is continued has the ``kept`` one, unless something is asked for.
-
-    Raises:
-        UsageError: no such engine or release.
-    """
+    session that is continued has the ``kept`` one, unless something is asked for. Raises
+    UsageError: no such engine or release."""
     found = get_engine(engine)
     if kept and not asked:
         return ServerWanted.model_validate_json(kept)
@@ -64,11 +61,8 @@ def server_of(engine: str, profile: Profile, asked: dict[str, Any], kept: str) -
 
 
 def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
-    """What the session in ``folder`` was begun with, and its budget in seconds.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """What the session in ``folder`` was begun with, and its budget in seconds. Raises UsageError:
+    there is none."""
     try:
         with (folder / EPISODES_FILE).open("rb") as file:
             line = file.readline(1 << 20)
@@ -115,11 +109,8 @@ class Source:
 
 
 def read_source(place: Path | None, server: ServerWanted) -> Source:
-    """A folder of pictures, or whatever ``mmrepro replay`` reads.
-
-    Raises:
-        UsageError: it is neither, or holds nothing.
-    """
+    """A folder of pictures, or whatever ``mmrepro replay`` reads. Raises UsageError: it is neither,
+    or holds nothing."""
     if place is None:
         return Source()
     if is_folder(place) and not is_file(place / CASE_FILE):

@@ -59,12 +59,8 @@ class Observing:
         self._log_start = looking.size_of(server.process.log) or 0
 
     async def play(self, case: Case, played: Played, on_look: Look | None) -> None:
-        """Play ``case`` and write into ``played`` what came of it.
-
-        Raises:
-            SupervisorError: the process that owns the server is gone.
-            KeyboardInterrupt: the session was cancelled.
-        """
+        """Play ``case`` and write into ``played`` what came of it. Raises SupervisorError: the
+        process that owns the server is gone; KeyboardInterrupt: the session was cancelled."""
         watching = asyncio.ensure_future(self._watch())
         performing = asyncio.ensure_future(self._perform(case.operations, played))
         try:

@@ -51,11 +51,8 @@ UNKNOWN_S = 0.2
 
 
 class Player:
-    """Fresh servers for the plays of one session.
-
-    Attributes:
-        deadlines: of ``calibrate()``; None before.
-    """
+    """Fresh servers for the plays of one session. ``deadlines``: of ``calibrate()``; None
+    before."""
 
     def __init__(
         self,
@@ -245,11 +242,8 @@ class _Replayed(Scenario):
 
 
 def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCommand]:
-    """The scenario that starts ``wanted``, and the options with its model and mitigation.
-
-    Raises:
-        UsageError: there is no such model or mitigation.
-    """
+    """The scenario that starts ``wanted``, and the options with its model and mitigation. Raises
+    UsageError: there is no such model or mitigation."""
     given = None if wanted.model in TINY else Path(wanted.model)
     attributes: dict[str, Any] = {
         "__doc__": _Replayed.__doc__,

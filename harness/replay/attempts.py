@@ -207,11 +207,8 @@ class CaseSearch(Search[DocumentT, CaseResult]):
 
     def place(self, journal: JournalKind, root: str) -> Path:
         """The campaign's folder: that of --resume, that of --out, or a new one below ``root``.
-
-        Raises:
-            UsageError: there is nothing to go on with.
-            UnwritableOutput: --out already holds such a campaign.
-        """
+        Raises UsageError: there is nothing to go on with; UnwritableOutput: --out already holds
+        such a campaign."""
         options, server = self.options, self.options.server
         if options.resume is not None:
             if not journal.is_in(options.resume):

@@ -242,12 +242,8 @@ def exception_pattern(lines: list[str]) -> str:
 
 
 def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> ServerWanted:
-    """The server: a case's own, for a recording that of the engine's scenarios; what ``asked``
-    says goes over both.
-
-    Raises:
-        UsageError: no engine, or none of that name, or no such release.
-    """
+    """The server: a case's own, for a recording that of the engine's scenarios; what ``asked`` says
+    goes over both. Raises UsageError: no engine, or none of that name, or no such release."""
     # A case is a folder with one, or a file called so.
     places = (place for place in (resume, file) if place)
     kept = next((p for p in places if p.name == CASE_FILE or is_file(p / CASE_FILE)), None)

@@ -55,11 +55,7 @@ class Start:
 
 @dataclass
 class Pursuit:
-    """Makes findings of failures.
-
-    Attributes:
-        repeat: attempts that confirm what is left.
-    """
+    """Makes findings of failures. ``repeat``: attempts that confirm what is left."""
 
     plays: Attempts
     repeat: int

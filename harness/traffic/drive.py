@@ -276,11 +276,8 @@ def encoded(name: str, pixels: Pixels, **options: int) -> Picture:
 
 
 def read_picture(path: Path, hint: str = "") -> Picture:
-    """The picture in a file, called as the file is.
-
-    Raises:
-        UsageError: it cannot be read, or is no picture; with ``hint``.
-    """
+    """The picture in a file, called as the file is. Raises UsageError: it cannot be read, or is no
+    picture; with ``hint``."""
     from PIL import Image
 
     try:

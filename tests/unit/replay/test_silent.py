@@ -12,6 +12,7 @@ from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle.judged import Judged
 from mmrepro.replay import silent
+from mmrepro.replay.attempts import Attempts
 from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import Wanted
 
@@ -19,7 +20,7 @@ SERVER = ServerWanted(engine="sglang", release="0.5.6", args=["--chunked-prefill
 
 
 class FakePlays:
-    """Judges what it plays, as :class:`Plays` does; ``said`` names the play."""
+    """Judges what it plays, as :class:`Attempts` does; ``said`` names the play."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.blocks = case, 0
