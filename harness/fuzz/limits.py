@@ -19,7 +19,7 @@ from mmrepro.case.model import (
     Part,
     ServerWanted,
 )
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Learnt
 from mmrepro.machine.files import read_file

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mmrepro.case.files import read_case, read_contents, write_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.fuzz.episodes import Planned
 from mmrepro.fuzz.knowledge import AGAIN, Began, Ended, Finished, Led, Pursued

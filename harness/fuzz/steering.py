@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from mmrepro.case.model import Case, Operation
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.engines.base import without_prefix
 from mmrepro.evidence import RequestRecord
 from mmrepro.fuzz.options import Dialect

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from mmrepro.capture.texts import common
 from mmrepro.case.model import Case, Message
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import Engine
 from mmrepro.evidence import ImageSent, RequestRecord
 from mmrepro.incident.replay import Expectation, FindingClass, Sighting

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from mmrepro.case.model import Case, Operation
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Expectation, FindingClass, Sighting
 from mmrepro.oracle import near_ties

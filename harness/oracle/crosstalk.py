@@ -18,7 +18,7 @@ from pathlib import Path
 from mmrepro.capture.texts import common
 from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, Message, Noise, Operation, Part
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle import near_ties
 from mmrepro.oracle.judged import Judged

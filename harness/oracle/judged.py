@@ -18,7 +18,7 @@ from os.path import commonprefix
 from typing import Annotated, Any, Self
 
 from mmrepro.case.model import CHAT, COMPLETIONS, Case, Operation
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.probes.data import Frame, StackSample, ThreadStack

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import Engine
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import FindingClass, Sighting

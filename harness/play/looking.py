@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from mmrepro.base import processes
 from mmrepro.base.processes import TICKS_PER_S
-from mmrepro.case.played import Reading
+from mmrepro.case.sending import Reading
 from mmrepro.engines import Engine
 from mmrepro.engines.base import without_prefix
 from mmrepro.evidence import RequestRecord

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mmrepro.base import processes
 from mmrepro.case.model import CHAT, Case, Operation
-from mmrepro.case.played import Played, PlayState, Reading
-from mmrepro.case.sending import Sending
+from mmrepro.case.sending import Played, PlayState, Reading, Sending
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.play import looking

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError, UsageError

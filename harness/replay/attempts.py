@@ -21,7 +21,7 @@ from mmrepro.campaign.search import Search, Spent
 from mmrepro.campaign.work import Began, Here, Order, Working
 from mmrepro.case.files import case_digest, read_contents, write_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import InfrastructureError, UnwritableOutput, UsageError

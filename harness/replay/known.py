@@ -13,7 +13,7 @@ from typing import Any
 
 from mmrepro.case.files import pictures, read_case
 from mmrepro.case.model import CASE_FILE, Case, ServerWanted
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.diagnose.match import all_scenarios, match_all, union
 from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose

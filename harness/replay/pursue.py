@@ -15,7 +15,7 @@ from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Case
 from mmrepro.errors import UsageError
 from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass, Rate, Sighting, Step
 from mmrepro.machine.files import write_file
-from mmrepro.oracle.counters import grows
+from mmrepro.oracle.judge import grows
 from mmrepro.oracle.judged import alike
 from mmrepro.replay.attempts import Attempts
 from mmrepro.replay.confirm import MOST, Candidates, decided, luck, rate_of, repeats

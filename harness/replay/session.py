@@ -19,7 +19,7 @@ from mmrepro.case.model import Case
 from mmrepro.incident.folder import prepared
 from mmrepro.incident.replay import Finding, FindingClass, Replay, Sighting
 from mmrepro.machine.files import is_there
-from mmrepro.oracle.counters import NO_BLOCKS
+from mmrepro.oracle.judge import NO_BLOCKS
 from mmrepro.oracle.judged import Judged, alike
 from mmrepro.replay.attempts import ENDINGS, Attempts, CaseSearch, StartingPoint
 from mmrepro.replay.confirm import GIVE_UP, decided, rate_of, tally

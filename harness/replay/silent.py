@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.engines import Engine
 from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.oracle.crosstalk import crosstalk, runs_needed

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 import mmrepro
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case, Operation
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.incident.diagnosis import Match

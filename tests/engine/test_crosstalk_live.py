@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part, ServerWanted
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.comparison import compare_with_reference

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.case.model import Case, Message, Noise, Operation, Part, ServerWanted
-from mmrepro.case.played import Played, PlayState, Reading
+from mmrepro.case.sending import Played, PlayState, Reading
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.models.qwen import TinyQwen3

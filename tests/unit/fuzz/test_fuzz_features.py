@@ -8,7 +8,7 @@ import pytest
 from fake_player import played
 from fake_plays import fake_case, fake_op
 from hypothesis import given, strategies as st
-from mmrepro.case.played import Reading
+from mmrepro.case.sending import Reading
 from mmrepro.fuzz.steering import ENOUGH, features, kinds, worth
 
 NOWHERE = Path("/nowhere")

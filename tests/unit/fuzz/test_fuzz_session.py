@@ -25,7 +25,7 @@ from fuzz_sessions import (
 )
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.fuzz import knowledge
 from mmrepro.fuzz.steering import Switch

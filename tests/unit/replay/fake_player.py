@@ -15,7 +15,7 @@ from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.case.files import case_digest, write_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.incident import Fidelity

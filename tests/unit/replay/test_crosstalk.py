@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from made_up_answers import play, prompt_of
 from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, Image, Message, Near, Noise, Operation, Part, ServerWanted
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.crosstalk import (
     LEAST_RUNS,

@@ -9,7 +9,7 @@ from fake_player import played
 from fake_plays import BUCKET, OTHER, fake_case, fake_op, fake_seen
 from mmrepro.case.files import pictures, write_case
 from mmrepro.case.model import Case, Content, Image, Noise, ServerWanted, Tiles
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.incident.replay import FindingClass, PlayFacts, Sighting

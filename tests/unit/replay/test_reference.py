@@ -7,7 +7,7 @@ import random
 import pytest
 from made_up_answers import answered, play, prompt_of, record
 from mmrepro.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
 from mmrepro.incident.replay import FindingClass, Sighting

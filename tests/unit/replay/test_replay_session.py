@@ -12,10 +12,10 @@ from fake_player import NO_START, NOW, FakePlayer, FlakyEngine, replaying
 from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played, Reading
+from mmrepro.case.sending import Played, Reading
 from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.incident.replay import VERDICTS_FILE, FindingClass
-from mmrepro.oracle.counters import LEAST_STEP, quiescence
+from mmrepro.oracle.judge import LEAST_STEP, quiescence
 from mmrepro.play.observing import blocks
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.store import BLOCKS, STUCK, Named, Observation

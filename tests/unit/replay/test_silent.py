@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from fake_plays import fake_case, fake_op
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle.judged import Judged
