@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from mmrepro.case.model import ServerWanted
-from mmrepro.case.played import PlayState
+from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
 from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.judge import judge

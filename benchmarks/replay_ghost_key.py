@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from live import COMMAND
 from live_server import serving
 from mitmproxy_recording import HAR_NAME, recording
-from mmrepro.case.bodies import body
+from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, Operation
-from mmrepro.case.pictures import pictures
+from mmrepro.case.sending import body
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.incident.replay import FindingClass, Replay
 from mmrepro.models import TinyQwen2VL

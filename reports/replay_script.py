@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
-from mmrepro.case.bodies import body
+from mmrepro.case.files import pictures
 from mmrepro.case.model import IMAGES_DIR, Barrier, Case, Content, Noise
-from mmrepro.case.pictures import pictures
+from mmrepro.case.sending import body
 from mmrepro.incident.replay import Finding
 from mmrepro.models.tiny import TINY
 from mmrepro.records import Setting

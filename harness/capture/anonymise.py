@@ -7,13 +7,13 @@ import random
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from mmrepro.capture.looks import Looks
 from mmrepro.capture.messages import Captured, Contents, canonical
-from mmrepro.capture.texts import Vocabulary, branches, rewritten
+from mmrepro.capture.texts import Changes, Gathered, Vocabulary, branches, rewritten
 from mmrepro.case.model import Operation, Recorded
 
 _WORDS = re.compile(r"[^\W\d_]{4,}")
@@ -21,50 +21,21 @@ _LIMIT = re.compile(r"maximum context length is (\d{1,9})", re.IGNORECASE)
 _BASE64: Final = string.ascii_letters + string.digits + "+/"
 _HEADER: Final = 64
 """Characters of encoded sound or film that stay: its format."""
+T = TypeVar("T")
 SMALLEST: Final = 8
 """Bytes of a payload that is replaced as one."""
 
 
-class _Texts:
-    """Gathers what there is to change."""
+class _Changed(Changes):
+    """Puts something else in the place of each."""
 
-    def __init__(self) -> None:
-        self.texts: set[str] = set()
-        self.names: set[str] = set()
-        self.prompts: list[list[int]] = []
-
-    def prompt(self, text: str) -> str:
-        return self.text(text)
-
-    def text(self, text: str) -> str:
-        self.texts.add(text)
-        return text
-
-    def name(self, name: str) -> str:
-        self.names.add(name)
-        return name
-
-    def ids(self, ids: list[int]) -> list[int]:
-        self.prompts.append(ids)
-        return ids
-
-    def code(self, text: str) -> bool:
-        return True
-
-    def data(self, payload: str) -> str:
-        return payload
-
-
-class _Changed:
-    """Puts something else in its place."""
-
-    def __init__(self, gathered: _Texts, made: MadeUp, looks: Looks, seed: int) -> None:
+    def __init__(self, gathered: Gathered, made: MadeUp, looks: Looks, seed: int) -> None:
         self.dropped: Counter[str] = Counter()
         self._made, self._looks = made, looks
         self._chance = random.Random(f"names {seed}")  # noqa: S311
         self._names: dict[str, str] = {}
         self._payloads: dict[str, str] = {}
-        for name in sorted(gathered.names):
+        for name in sorted(set(gathered.names)):
             self._names[name] = self._new_name(len(name))
 
     def prompt(self, text: str) -> str:
@@ -124,13 +95,13 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
         UsageError: there is no such tokenizer.
     """
     case = captured.case
-    gathered = _Texts()
+    gathered = Gathered()
     for operation in case.operations:
         rewritten(operation, gathered)
-    everything = gathered.texts | gathered.names
-    avoid = {word.lower() for text in everything for word in _WORDS.findall(text)}
+    texts = {*gathered.prompts, *gathered.texts}
+    avoid = {w.lower() for text in (*texts, *gathered.names) for w in _WORDS.findall(text)}
     vocabulary = Vocabulary(model, case.server.model, avoid)
-    made = MadeUp(gathered.texts, gathered.prompts, vocabulary, seed)
+    made = MadeUp(texts, gathered.of_ids, vocabulary, seed)
     kept = Contents()
     looks = Looks(case, captured.contents, kept, seed)
     changed = _Changed(gathered, made, looks, seed)
@@ -140,7 +111,7 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
         update={"anonymised": True, "file": "", "notes": [*case.origin.notes, *notes]}
     )
     anonymous = case.model_copy(
-        update={"operations": operations, "images": looks.images(), "origin": origin, "title": ""}
+        update={"operations": operations, "images": looks.images, "origin": origin, "title": ""}
     )
     return Captured(anonymous, kept)
 
@@ -214,67 +185,62 @@ class MadeUp:
         encoded: dict[tuple[int, ...], list[str]] = {}
         for text in sorted(texts):
             encoded.setdefault(tuple(self._vocabulary.encode(text)), []).append(text)
-        ordered = sorted(encoded)
-        before: list[str] = []
-        used: dict[int, set[str]] = {}
-        for branch in branches(ordered):
-            pieces = self._pieces(branch.units, branch.shared, before, used)
+        for ids, pieces in self._branched(sorted(encoded), self._pieces, self._other_piece):
             made = self._vocabulary.text(pieces)
-            same = self._vocabulary.encode(made)
-            self.uneven += len(same) != len(branch.units)
-            for text in encoded[tuple(branch.units)]:
-                self._texts[text] = made
-            before = pieces
-
-    def _pieces(
-        self, ids: Sequence[int], shared: int, before: list[str], used: dict[int, set[str]]
-    ) -> list[str]:
-        """``used``: by depth, what stands there behind the same beginning."""
-        for depth in [d for d in used if d > shared]:
-            del used[depth]
-        special = self._vocabulary.special
-        pieces = [
-            *before[:shared],
-            *self._chance.choices(self._vocabulary.pieces, k=len(ids) - shared),
-        ]
-        for place in range(shared, len(ids)):
-            if ids[place] in special:
-                pieces[place] = special[ids[place]]
-        if shared < len(ids):
-            taken = used.setdefault(shared, set())
-            taken.update(before[shared : shared + 1])
-            if ids[shared] not in special:
-                other = self._vocabulary.other(taken, self._chance)
-                self.alike += other is None
-                pieces[shared] = other or pieces[shared]
-            taken.add(pieces[shared])
-        return pieces
+            self.uneven += len(self._vocabulary.encode(made)) != len(ids)
+            self._texts |= dict.fromkeys(encoded[tuple(ids)], made)
 
     def _of_prompts(self, prompts: set[tuple[int, ...]]) -> None:
         """Ids that the vocabulary lacks become others that it lacks."""
-        before: list[int] = []
-        used: dict[int, set[int]] = {}
-        for branch in branches(sorted(prompts)):
-            shared = branch.shared
+        for ids, made in self._branched(sorted(prompts), self._ids, self._other_id):
+            self._prompts[tuple(ids)] = made
+
+    def _branched(
+        self,
+        ordered: Sequence[tuple[int, ...]],
+        units: Callable[[Sequence[int]], list[T]],
+        other: Callable[[int, T, set[T]], T],
+    ) -> Iterator[tuple[Sequence[int], list[T]]]:
+        """Each of the sorted prompts with its stand-in, made of ``units``; where it parts from
+        those that begin alike, ``other`` gives what none of them has in that place."""
+        before: list[T] = []
+        used: dict[int, set[T]] = {}  # by depth, what stands there behind the same beginning
+        for ids, shared in branches(ordered):
             for depth in [d for d in used if d > shared]:
                 del used[depth]
-            made = [*before[:shared], *map(self._id, branch.units[shared:])]
-            if shared < len(made):
+            made = [*before[:shared], *units(ids[shared:])]
+            if shared < len(ids):
                 taken = used.setdefault(shared, set())
                 taken.update(before[shared : shared + 1])
-                made[shared] = self._other_id(made[shared], taken)
+                made[shared] = other(ids[shared], made[shared], taken)
                 taken.add(made[shared])
-            self._prompts[tuple(branch.units)] = made
+            yield ids, made
             before = made
 
-    def _id(self, real: int) -> int:
-        if real in self._vocabulary.special:
-            return real
-        if 0 <= real < self._vocabulary.size:
-            return self._chance.choice(self._ordinary)
-        return self._vocabulary.size + self._chance.randrange(1 << 24)
+    def _pieces(self, ids: Sequence[int]) -> list[str]:
+        pieces = self._chance.choices(self._vocabulary.pieces, k=len(ids))
+        special = self._vocabulary.special
+        return [special.get(real, piece) for real, piece in zip(ids, pieces, strict=True)]
 
-    def _other_id(self, made: int, taken: set[int]) -> int:
+    def _other_piece(self, real: int, made: str, taken: set[str]) -> str:
+        if real in self._vocabulary.special:
+            return made
+        other = self._vocabulary.other(taken, self._chance)
+        self.alike += other is None
+        return other or made
+
+    def _ids(self, ids: Sequence[int]) -> list[int]:
+        size, made = self._vocabulary.size, []
+        for real in ids:
+            if real in self._vocabulary.special:
+                made.append(real)
+            elif 0 <= real < size:
+                made.append(self._chance.choice(self._ordinary))
+            else:
+                made.append(size + self._chance.randrange(1 << 24))
+        return made
+
+    def _other_id(self, real: int, made: int, taken: set[int]) -> int:
         if made not in taken or made in self._vocabulary.special:
             return made
         if made >= self._vocabulary.size:

@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.message import Message as Header
@@ -15,12 +15,13 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from mmrepro.base.units import size
-from mmrepro.capture.heard import Heard, Tally
 from mmrepro.capture.messages import Bodies, Unusable, played_path
 from mmrepro.capture.parsing import CUT, MAX_TEXT, BadJson, events, no_constant
+from mmrepro.capture.recorded import RecordedRequest, Tally
 from mmrepro.case.model import Recorded
 from mmrepro.errors import UsageError
 from mmrepro.text.redact import Redactor
+from mmrepro.traffic.reading import MALFORMED
 
 FAR_OFF_S = 30 * 86400.0
 """From the middle of all: such a time is a clock's mistake."""
@@ -53,7 +54,6 @@ _BY_CLIENT: Final = re.compile(r"client|abort|cancel|NS_BINDING", re.IGNORECASE)
 class Entry:
     """What is kept of one entry while it is read."""
 
-    number: int
     values: dict[str, Any] = field(default_factory=dict)
     is_object: bool = False
 
@@ -72,39 +72,38 @@ class Entry:
 
 
 class Har:
-    """Reads one file: ``requests`` gives what was sent, in the order of the file.
+    """Reads one file: ``requests`` gives what was sent, in the order of the file. ``host``:
+    ``HOST[:PORT]`` whose requests are read; "": of the only one."""
 
-    Args:
-        host: ``HOST[:PORT]`` whose requests are read; "": of the only one.
-    """
-
-    def __init__(
-        self,
-        file: BinaryIO,
-        bodies: Bodies,
-        tally: Tally,
-        host: str = "",
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, file: BinaryIO, bodies: Bodies, tally: Tally, host: str = "") -> None:
         self.bodies, self.tally = bodies, tally
-        self._events = events(file, progress)
+        self._events = events(file)
+        self._number = 0
+        """Of the entry that is read."""
         self.hosts: Counter[str] = Counter()
         self._wanted = _chosen(host) if host else ("", None)
         self._answers = Answers()
         self.creator = ""
 
-    def requests(self) -> Iterator[Heard]:
+    def requests(self) -> Iterator[RecordedRequest]:
         """Raises UsageError: the file is none that can be read."""
-        for entry in self._entries():
-            self.tally.read += 1
-            try:
-                yield self._heard(entry)
-            except Unusable as why:
-                self.tally.left_out[str(why)] += 1
+        try:
+            for entry in self._entries():
+                self.tally.read += 1
+                try:
+                    yield self._heard(entry)
+                except Unusable as why:
+                    self.tally.left_out[str(why)] += 1
+        except BadJson as error:
+            where = f"entry {self._number}" if self._number else "its beginning"
+            raise UsageError(
+                f"{self.tally.file} cannot be read as a HAR, from {where} on: {error}.",
+                hint="mitmdump writes the file as it ends: end it with Ctrl-C, not with kill -9",
+            ) from error
 
     # ------------------------------------------------------------------ one entry
 
-    def _heard(self, entry: Entry) -> Heard:
+    def _heard(self, entry: Entry) -> RecordedRequest:
         """Raises Unusable."""
         if not entry.is_object:
             raise Unusable("an entry that is no object")
@@ -119,7 +118,7 @@ class Har:
         begin = _moment(entry.text("startedDateTime"))
         took = self._took(entry)
         answer = self._answer(entry, took, operation.stream)
-        return Heard(
+        return RecordedRequest(
             operation=operation,
             begin=begin,
             end=None if begin is None or took is None else begin + took,
@@ -171,32 +170,24 @@ class Har:
     # ------------------------------------------------------------------ the file
 
     def _entries(self) -> Iterator[Entry]:
-        number = 0
-        try:
-            for entry, whole in self._walk():
-                number = entry.number
-                if whole:
-                    yield entry
-        except BadJson as error:
-            raise self._broken(number, str(error)) from error
-
-    def _walk(self) -> Iterator[tuple[Entry, bool]]:
-        """Each entry as it begins, and as it ends. Raises BadJson, UsageError."""
+        """Each entry once it has ended. Raises BadJson, UsageError."""
         path: list[str] = []
-        entry, seen = Entry(0), False
+        entry, seen = Entry(), False
         for event, value, depth in self._events:
             if event == "map_key":
                 path[-1] = value
             elif event in ("end_map", "end_array"):
                 path.pop()
                 if depth == len(_ENTRY) and tuple(path) == _ENTRY:
-                    yield entry, True
+                    yield entry
             else:
                 if depth <= DEEPEST:
                     here = tuple(path)
                     if here == _ENTRY:
-                        entry = Entry(entry.number + 1, is_object=event == "start_map")
-                        yield entry, not event.startswith("start")
+                        self._number += 1
+                        entry = Entry(is_object=event == "start_map")
+                        if not event.startswith("start"):
+                            yield entry
                     elif here == _ENTRY[:2]:
                         seen = event == "start_array"
                     else:
@@ -216,13 +207,6 @@ class Har:
             entry.values[".".join(here[len(_ENTRY) :])] = value
         elif here == ("log", "creator", "name"):
             self.creator = str(value)
-
-    def _broken(self, number: int, why: str) -> UsageError:
-        where = f"entry {number}" if number else "its beginning"
-        return UsageError(
-            f"{self.tally.file} cannot be read as a HAR, from {where} on: {why}.",
-            hint="mitmdump writes the file as it ends: end it with Ctrl-C, not with kill -9",
-        )
 
 
 def _host(url: str) -> tuple[str, int | None]:
@@ -277,7 +261,7 @@ def _moment(text: str) -> float | None:
         return None
 
 
-def settled(found: Sequence[Heard], creator: str) -> list[Heard]:
+def settled(found: Sequence[RecordedRequest], creator: str) -> list[RecordedRequest]:
     """Without times of a clock that was far off, and with the requests of clients that waited in
     vain for a server: they did not leave on purpose, and stay.
 
@@ -308,7 +292,7 @@ def settled(found: Sequence[Heard], creator: str) -> list[Heard]:
     return settled
 
 
-def _took(heard: Heard) -> float:
+def _took(heard: RecordedRequest) -> float:
     whole = heard.begin is not None and heard.end is not None
     return (heard.end or 0.0) - (heard.begin or 0.0) if whole else 0.0
 
@@ -317,7 +301,6 @@ def _took(heard: Heard) -> float:
 
 HEAD = 200
 _DATA = re.compile(r"^data:[ \t]*(.*?)\r?$", re.MULTILINE)
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -352,7 +335,7 @@ class Answers:
                 whole = whole or recorded.finish_reason is not None
             elif status == 200:
                 said = self._take(json.loads(text), recorded)
-        except _MALFORMED:
+        except MALFORMED:
             pass
         recorded.text = self._redactor.redact(_clean(said)[: HEAD * 2])[:HEAD]
         return Answer(recorded, pieces, whole)

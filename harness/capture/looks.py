@@ -39,17 +39,14 @@ class Looks:
         self.replaced = 0
         self._old, self._case = contents, case
         self._chance = random.Random(f"looks {seed}")  # noqa: S311 - no secret
-        self._made: dict[str, Image] = {}
+        self.images: dict[str, Image] = {}
         self._seeds: dict[bytes, int] = {}
         self._pixels: dict[str, str] = {}
         """Digest of pixels and size: the name that has them."""
         self._bands: dict[tuple[Any, ...], str] = {}
         self._layouts: dict[str, str] = {}
         for name, image in case.images.items():
-            self._made[name] = self._stand_in(name, image) if isinstance(image, Content) else image
-
-    def images(self) -> dict[str, Image]:
-        return self._made
+            self.images[name] = self._stand_in(name, image) if isinstance(image, Content) else image
 
     def data(self, data: bytes) -> bytes:
         """For a picture, or something else, that stands in a text."""
@@ -69,7 +66,7 @@ class Looks:
         if seen.pixels is not None:
             same = self._pixels.setdefault(_digest(seen.pixels), name)
             if same != name:  # another file with the same pixels: the same picture to an engine
-                return self._made[same]
+                return self.images[same]
             related = self._relayout(name, seen.pixels) or self._near(name, seen.pixels)
             if related is not None:
                 return related
@@ -112,11 +109,11 @@ class Looks:
         of = self._layouts.setdefault(digest, name)
         if of == name:
             return None
-        first = self._made[of]
+        first = self.images[of]
         if isinstance(first, Noise):
             size = first.size
             first = Tiles(seed=first.seed, rows=size[1] // SIDE, columns=size[0] // SIDE)
-            self._made[of] = first
+            self.images[of] = first
         if not isinstance(first, Tiles):
             return None
         return Relayout(of=of, rows=rows, columns=columns)
@@ -129,7 +126,9 @@ class Looks:
             if of == name or of in seen:
                 continue
             seen.add(of)
-            other = look(self._old[self._sha256(of)]).pixels
+            first = self._case.images[of]
+            assert isinstance(first, Content)  # only those are compared
+            other = look(self._old[first.sha256]).pixels
             if other is None or other.shape != pixels.shape:
                 continue
             differing = int((other != pixels).any(axis=2).sum())
@@ -141,11 +140,6 @@ class Looks:
         """What is no picture stays none, of the same length and with the same first bytes."""
         chance = random.Random(self._seed(data))  # noqa: S311
         return data[:MAGIC] + chance.randbytes(max(0, len(data) - MAGIC))
-
-    def _sha256(self, name: str) -> str:
-        image = self._case.images[name]
-        assert isinstance(image, Content)  # only those are compared
-        return image.sha256
 
     def _seed(self, data: bytes) -> int:
         """The same for the same bytes only; nothing of them is in it."""

@@ -36,10 +36,7 @@ from mmrepro.text.redact import names_a_secret
 
 class Contents(Mapping[str, bytes]):
     """Pictures by the SHA-256 of their bytes, each a file of its own: memory holds none.
-
-    Args:
-        folder: where they lie, or shall lie. None: a temporary one, gone with this object.
-    """
+    ``folder``: where they lie, or shall lie. None: a temporary one, gone with this object."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="mmrepro-") if folder is None else None
@@ -332,11 +329,8 @@ _KNOWN: Final = re.compile(
 
 
 def played_path(address: str) -> str:
-    """The path under which it is played, whatever a gateway put before it.
-
-    Raises:
-        Unusable: it is no request of the kind; says so without the address.
-    """
+    """The path under which it is played, whatever a gateway put before it. Raises Unusable: it is
+    no request of the kind; says so without the address."""
     try:
         path = urlsplit(address).path.rstrip("/")
     except ValueError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, BinaryIO
@@ -33,11 +33,9 @@ class BadJson(Exception):
     """It cannot be read on; the text says why, in a clause without anything of the file in it."""
 
 
-def events(
-    file: BinaryIO, progress: Callable[[int], None] | None = None
-) -> Iterator[tuple[str, Any, int]]:
+def events(file: BinaryIO) -> Iterator[tuple[str, Any, int]]:
     """What ijson's ``basic_parse`` gives, and how deep it stands. Raises BadJson."""
-    stream = _Shortened(file, progress)
+    stream = _Shortened(file)
     depth = 0
     try:
         for event, value in ijson.basic_parse(stream, use_float=True):
@@ -62,11 +60,10 @@ class _Shortened:
     one is a number without end, which the parser would keep in memory; ``read`` raises BadJson.
     """
 
-    def __init__(self, file: BinaryIO, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self.fed = 0
         self._file = file
-        self._progress = progress
-        self._position = 0
+        self._begun = False
         self._inside = False
         self._length = 0
         self._rest = b""
@@ -78,11 +75,8 @@ class _Shortened:
         out: list[bytes] = []
         while not any(out) or (self._inside and self._length > CHUNK):
             chunk = self._file.read(CHUNK)
-            if self._position == 0:
-                chunk = chunk.removeprefix(_BOM)
-            self._position += len(chunk)
-            if self._progress is not None:
-                self._progress(self._position)
+            if not self._begun:
+                chunk, self._begun = chunk.removeprefix(_BOM), True
             if not chunk:
                 out.append(self._rest)
                 self._rest = b""
@@ -153,19 +147,15 @@ class Line:
     cut: bool = False
 
 
-def lines(file: BinaryIO, progress: Callable[[int], None] | None = None) -> Iterator[Line]:
-    number = position = 0
+def lines(file: BinaryIO) -> Iterator[Line]:
+    number = 0
     while data := file.readline(MAX_LINE):
         number += 1
-        position += len(data)
         whole = data.endswith(b"\n") or len(data) < MAX_LINE
         while not whole:
             rest = file.readline(MAX_LINE)
-            position += len(rest)
             whole = rest.endswith(b"\n") or len(rest) < MAX_LINE
             data = data[:1000]
-        if progress is not None and number % 256 == 0:
-            progress(position)
         cut = len(data) == 1000 and not data.endswith(b"\n")
         yield Line(number, data.decode("utf-8", "replace").removeprefix("\ufeff"), cut)
 
@@ -178,10 +168,7 @@ TEXT = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
 
 def arguments(printed: str) -> dict[str, Any]:
     """Names and values of ``Name(a=1, b=[…])``; an object within becomes such a dictionary too.
-
-    Raises:
-        ValueError: it is not printed like that, or was cut.
-    """
+    Raises ValueError: it is not printed like that, or was cut."""
     try:
         tree = ast.parse(printed, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
+from mmrepro.capture.engine_logs import SGLANG, UNLOGGED, VLLM, SglangLog, VllmLog
 from mmrepro.capture.har import Har, settled
-from mmrepro.capture.heard import SLACK_S, Heard, Latest, Tally, case_of
 from mmrepro.capture.messages import UNSEEN_SIZE, Bodies, Captured, Contents, Unusable, played_path
 from mmrepro.capture.parsing import BadJson, Line, events, lines, no_constant
-from mmrepro.capture.sglang_log import MARK as SGLANG, SglangLog
-from mmrepro.capture.vllm_log import MARK as VLLM, UNLOGGED, VllmLog
+from mmrepro.capture.recorded import SLACK_S, Latest, RecordedRequest, Tally, case_of
 from mmrepro.case.files import read_case
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Content, Origin, ServerWanted
 from mmrepro.errors import UsageError
 from mmrepro.machine.files import is_file, is_folder, open_to_read
 
 LIMIT = 20_000
+"""Requests that are kept, the last ones."""
 FORMATS = "a HAR, an OpenAI batch file, a request log of vLLM or SGLang, or a case of mmrepro"
 RECIPE = "mitmdump --mode reverse:http://127.0.0.1:8000 --set hardump=FILE records a HAR"
 
@@ -33,8 +32,6 @@ NAMES = {
 }
 MOST_EVENTS = 10_000
 
-Progress = Callable[[int, int], None]
-
 
 def read(
     file: Path,
@@ -42,9 +39,6 @@ def read(
     *,
     host: str = "",
     concurrency: int | None = None,
-    limit: int = LIMIT,
-    folder: Path | None = None,
-    progress: Progress | None = None,
 ) -> Captured:
     """The requests in ``file``: HAR, OpenAI Batch JSONL, a vLLM or SGLang log, or a case.
 
@@ -54,9 +48,6 @@ def read(
         host: ``HOST[:PORT]`` whose requests are read, where a HAR has those of several.
         concurrency: so many run at once, whatever the recording tells of that. None: as it tells;
             one after the other where it does not.
-        limit: so many are kept, the last ones.
-        folder: where pictures are kept while the case is worked on; None: a temporary one.
-        progress: called with bytes read and bytes in all.
 
     Raises:
         UsageError: one sentence, which names the place in the file.
@@ -67,103 +58,71 @@ def read(
         file = file / CASE_FILE
     try:
         with open_to_read(file) as opened:
-            size = os.fstat(opened.fileno()).st_size
             kind = _sniffed(opened, file.name)
             opened.seek(0)
             if kind == "case":
-                return _case(file)
-            tally = Tally(file.name, kind)
-            return _recording(
-                opened,
-                tally,
-                server,
-                Latest(tally, limit),
-                host=host,
-                concurrency=concurrency,
-                folder=folder,
-                progress=None if progress is None else lambda at: progress(at, size),
-            )
+                case, below = read_case(file)
+                contents = Contents(below / IMAGES_DIR)
+                contents.has(i.sha256 for i in case.images.values() if isinstance(i, Content))
+                return Captured(case, contents)
+            tally, bodies = Tally(file.name, kind), Bodies(Contents())
+            heard = _requests(opened, bodies, tally, host)
+            tally.dropped.update(bodies.dropped)
+            opened.seek(0)
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        slack = SLACK_S if kind == "har" else 0.0
+        case, ordered = case_of(heard, server, bodies, concurrency=concurrency, slack=slack)
+        origin = Origin(
+            format=kind,
+            file=tally.file,
+            sha256=digest,
+            read=tally.read,
+            left_out=dict(+tally.left_out),
+            dropped=dict(+tally.dropped),
+            notes=[*ordered, *notes(tally, bodies)],
+        )
+        title = f"{len(case.operations)} requests from a {NAMES[kind]}"
+        case = case.model_copy(update={"origin": origin, "title": title})
+        bodies.contents.keep({i.sha256 for i in case.images.values() if isinstance(i, Content)})
+        return Captured(case, bodies.contents)
     except OSError as error:
         raise UsageError(f"{file.name} cannot be read: {error.strerror or error}.") from error
 
 
-def _recording(
-    file: BufferedReader,
-    tally: Tally,
-    server: ServerWanted,
-    found: Latest,
-    *,
-    host: str,
-    concurrency: int | None,
-    folder: Path | None,
-    progress: Callable[[int], None] | None,
-) -> Captured:
-    """Raises UsageError."""
-    contents = Contents(folder)
-    bodies = Bodies(contents)
-    heard: Iterable[Heard] = found
-    if tally.format == "har":
-        har = Har(file, bodies, tally, host, progress)
-        for one in har.requests():
-            found.add(one)
-        _one_host(har, tally)
-        heard = settled(list(found), har.creator)
-    elif tally.format == "batch":
-        for one in batch_requests(lines(file, progress), bodies, tally):
-            found.add(one)
-    elif tally.format == "vllm-log":
-        VllmLog(bodies, tally, found).read(lines(file, progress))
-    else:
-        SglangLog(bodies, tally, found).read(lines(file, progress))
+def _requests(
+    file: BufferedReader, bodies: Bodies, tally: Tally, host: str
+) -> list[RecordedRequest]:
+    """The requests of a recording, at least one. Raises UsageError."""
+    found, heard = Latest(tally, LIMIT), None
+    match tally.format:
+        case "har":
+            har = Har(file, bodies, tally, host)
+            for one in har.requests():
+                found.add(one)
+            if len(har.hosts) > 1:
+                shown = [f"{host} ({count})" for host, count in har.hosts.most_common(5)]
+                more = f" and {len(har.hosts) - 5} more" if len(har.hosts) > 5 else ""
+                raise UsageError(
+                    f"{tally.file} has requests to several hosts: {', '.join(shown)}{more}.",
+                    hint=f"choose one: --host {har.hosts.most_common(1)[0][0]}",
+                )
+            heard = settled(list(found), har.creator)
+        case "batch":
+            for one in batch_requests(lines(file), bodies, tally):
+                found.add(one)
+        case "vllm-log":
+            VllmLog(bodies, tally, found).read(lines(file))
+        case _:
+            SglangLog(bodies, tally, found).read(lines(file))
     if not found:
-        raise _nothing(tally)
-    tally.dropped.update(bodies.dropped)
-    file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    slack = SLACK_S if tally.format == "har" else 0.0
-    case, ordered = case_of(heard, server, bodies, concurrency=concurrency, slack=slack)
-    origin = Origin(
-        format=tally.format,
-        file=tally.file,
-        sha256=digest,
-        read=tally.read,
-        left_out=dict(+tally.left_out),
-        dropped=dict(+tally.dropped),
-        notes=[*ordered, *notes(tally, bodies)],
-    )
-    title = f"{len(case.operations)} requests from a {NAMES[tally.format]}"
-    case = case.model_copy(update={"origin": origin, "title": title})
-    wanted = {image.sha256 for image in case.images.values() if isinstance(image, Content)}
-    contents.keep(wanted)
-    return Captured(case, contents)
-
-
-def _one_host(har: Har, tally: Tally) -> None:
-    """Raises UsageError: the requests went to several hosts, and none is chosen."""
-    if len(har.hosts) > 1:
-        shown = [f"{host} ({count})" for host, count in har.hosts.most_common(5)]
-        more = f" and {len(har.hosts) - 5} more" if len(har.hosts) > 5 else ""
+        why = "; ".join(f"{count} × {why}" for why, count in tally.left_out.most_common(4))
+        told = f" ({why})" if why else ""
         raise UsageError(
-            f"{tally.file} has requests to several hosts: {', '.join(shown)}{more}.",
-            hint=f"choose one: --host {har.hosts.most_common(1)[0][0]}",
+            f"{tally.file} has no request that can be played, of {tally.read} that were "
+            f"read{told}.",
+            hint=RECIPE,
         )
-
-
-def _nothing(tally: Tally) -> UsageError:
-    why = "; ".join(f"{count} × {why}" for why, count in tally.left_out.most_common(4))
-    told = f" ({why})" if why else ""
-    return UsageError(
-        f"{tally.file} has no request that can be played, of {tally.read} that were read{told}.",
-        hint=RECIPE,
-    )
-
-
-def _case(file: Path) -> Captured:
-    """Raises UsageError."""
-    case, folder = read_case(file)
-    contents = Contents(folder / IMAGES_DIR)
-    contents.has(image.sha256 for image in case.images.values() if isinstance(image, Content))
-    return Captured(case, contents)
+    return heard or list(found)
 
 
 # ---------------------------------------------------------------------- which format
@@ -222,14 +181,16 @@ def _by_keys(keys: set[str]) -> str:
 # ------------------------------------------------------------------ batch files
 
 
-def batch_requests(lines: Iterator[Line], bodies: Bodies, tally: Tally) -> Iterator[Heard]:
+def batch_requests(
+    lines: Iterator[Line], bodies: Bodies, tally: Tally
+) -> Iterator[RecordedRequest]:
     """Raises UsageError: it is the file of the answers."""
     for line in lines:
         if not line.text.strip():
             continue
         tally.read += 1
         try:
-            yield Heard(_operation(line, bodies, tally))
+            yield RecordedRequest(_operation(line, bodies, tally))
         except Unusable as why:
             tally.left_out[str(why)] += 1
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from mmrepro.capture.looks import look
 from mmrepro.capture.messages import Captured, Contents
-from mmrepro.capture.texts import Vocabulary, places, rewritten
+from mmrepro.capture.texts import Changes, Gathered, Vocabulary, places, rewritten
 from mmrepro.case.model import (
     Barrier,
     Case,
@@ -41,8 +41,8 @@ AROUND: Final = 24
 _STEPS: Final = 60
 
 
-class _Texts:
-    """Texts of prompts, gathered or in their place; all else stays."""
+class _Prompts(Changes):
+    """Prompts in their place; all else stays."""
 
     def __init__(
         self,
@@ -54,37 +54,15 @@ class _Texts:
     def prompt(self, text: str) -> str:
         return self._becomes(text)
 
-    def text(self, text: str) -> str:
-        return text
-
-    def name(self, name: str) -> str:
-        return name
-
     def ids(self, ids: list[int]) -> list[int]:
         return self._become(ids)
-
-    def code(self, text: str) -> bool:
-        return True
-
-    def data(self, payload: str) -> str:
-        return payload
 
 
 def _prompts(operation: Operation) -> tuple[list[str], list[list[int]]]:
     """Texts of its prompt, in order, and prompts of token ids."""
-    texts: list[str] = []
-    ids: list[list[int]] = []
-
-    def text(one: str) -> str:
-        texts.append(one)
-        return one
-
-    def prompt(one: list[int]) -> list[int]:
-        ids.append(one)
-        return one
-
-    rewritten(operation, _Texts(text, prompt))
-    return texts, ids
+    gathered = Gathered()
+    rewritten(operation, gathered)
+    return gathered.prompts, gathered.of_ids
 
 
 class _Lengths:
@@ -112,18 +90,11 @@ class _Lengths:
         return self.prompt(operation) + max((n for n in asked if type(n) is int), default=1)
 
 
-def scale(
-    captured: Captured,
-    max_model_len: int,
-    *,
-    recorded_limit: int | None = None,
-    model: Path | None = None,
-) -> Captured:
+def scale(captured: Captured, max_model_len: int, *, model: Path | None = None) -> Captured:
     """Texts, answers and pictures shortened by one factor, so that the longest prompt that was
     answered fits ``max_model_len``; what was too long stays too long.
 
     Args:
-        recorded_limit: of the server that was recorded; None: from its refusals.
         model: folder with the ``tokenizer.json`` whose tokens count, as of ``anonymise``.
 
     Raises:
@@ -132,7 +103,8 @@ def scale(
     case, contents = captured.case, captured.contents
     vocabulary = Vocabulary(model, case.server.model)
     lengths = _Lengths(case, contents, vocabulary)
-    limit = recorded_limit or _limit(case)
+    refusals = (_LIMIT.search(op.recorded.text) for op in case.operations if op.recorded)
+    limit = next((int(one[1] or one[2]) for one in refusals if one), None)
     refused = {op.id for op in case.operations if _too_long(op, lengths, limit)}
     answered = [op for op in case.operations if op.id not in refused]
     longest = max(map(lengths.whole, answered), default=1)
@@ -165,11 +137,6 @@ def scale(
     return replace(scaled, case=shown)
 
 
-def _limit(case: Case) -> int | None:
-    found = (_LIMIT.search(op.recorded.text) for op in case.operations if op.recorded)
-    return next((int(one[1] or one[2]) for one in found if one), None)
-
-
 def _too_long(operation: Operation, lengths: _Lengths, limit: int | None) -> bool:
     recorded = operation.recorded
     if recorded is None or recorded.status not in (400, 413, 422):
@@ -190,7 +157,7 @@ def _lengthened(operation: Operation, lengths: _Lengths, max_model_len: int) -> 
         left -= 1
         return text if left else text + " 0" * missing
 
-    return rewritten(operation, _Texts(longer))
+    return rewritten(operation, _Prompts(longer))
 
 
 # ---------------------------------------------------------------------- shorter
@@ -210,7 +177,7 @@ class _Units:
         self._prompts = sorted(prompts)
         self._parted = places(self._texts), places(self._prompts)
 
-    def shorter(self, factor: float) -> _Texts:
+    def shorter(self, factor: float) -> _Prompts:
         """Between two places at which others part, the first of the units stay: what began alike
         still does, and what parted still parts with the same one."""
         texts = {
@@ -221,7 +188,7 @@ class _Units:
             ids: _between(ids, parted, factor, _some)
             for ids, parted in zip(self._prompts, self._parted[1], strict=True)
         }
-        return _Texts(lambda text: texts[text], lambda ids: prompts[tuple(ids)])
+        return _Prompts(lambda text: texts[text], lambda ids: prompts[tuple(ids)])
 
 
 def _between(

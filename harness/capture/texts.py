@@ -9,7 +9,7 @@ import string
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from mmrepro.case.model import Message, Operation, Part
 from mmrepro.errors import UsageError
@@ -18,18 +18,12 @@ from mmrepro.models.base import DOTS_OCR, QWEN2VL, write_tokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 ROLES: Final = frozenset({"system", "user", "assistant", "tool", "developer", "function"})
 _PROTOCOL: Final = frozenset(  # their values are the interface's words, not somebody's
     {
-        "type",
-        "reasoning_effort",
-        "service_tier",
-        "detail",
-        "format",
-        "encoding_format",
+        *("type", "reasoning_effort", "service_tier", "detail", "format", "encoding_format"),
         "truncation",
     }
 )
@@ -40,16 +34,8 @@ _SCHEMA: Final = frozenset(
         *("type", "properties", "required", "items", "enum", "const", "description", "title"),
         *("additionalProperties", "anyOf", "oneOf", "allOf", "not", "$defs", "$ref", "format"),
         *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "default"),
-        *(
-            "pattern",
-            "strict",
-            "examples",
-            "function",
-            "name",
-            "parameters",
-            "json_schema",
-            "schema",
-        ),
+        *("pattern", "strict", "examples", "function", "name", "parameters", "json_schema"),
+        "schema",
     }
 )
 _CODE: Final = frozenset(
@@ -59,39 +45,73 @@ _CODE: Final = frozenset(
     }
 )
 _STRUCTURED: Final = (
-    "tools",
-    "tool_choice",
-    "response_format",
-    "guided_json",
-    "structured_outputs",
+    *("tools", "tool_choice", "response_format", "guided_json", "structured_outputs"),
 )
 
 
-class Changes(Protocol):
-    """What becomes of each text."""
+class Changes:
+    """What becomes of each text; all of it stays here."""
 
     def prompt(self, text: str) -> str:
         """Text that becomes tokens of the prompt."""
+        return text
 
     def text(self, text: str) -> str:
         """Any other."""
+        return text
 
     def name(self, name: str) -> str:
         """An identifier."""
+        return name
 
     def ids(self, ids: list[int]) -> list[int]:
         """A prompt as ids of tokens."""
+        return ids
 
     def code(self, text: str) -> bool:
         """Whether a pattern, grammar or template stays."""
+        return True
 
     def data(self, payload: str) -> str:
-        """A picture, sound or film in a text: a data: URL, or Base64."""
+        """An image, sound or film in a text: a data: URL, or Base64."""
+        return payload
+
+
+class Gathered(Changes):
+    """What there is to change, in its order."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.texts: list[str] = []
+        self.names: list[str] = []
+        self.of_ids: list[list[int]] = []
+
+    def prompt(self, text: str) -> str:
+        self.prompts.append(text)
+        return text
+
+    def text(self, text: str) -> str:
+        self.texts.append(text)
+        return text
+
+    def name(self, name: str) -> str:
+        self.names.append(name)
+        return name
+
+    def ids(self, ids: list[int]) -> list[int]:
+        self.of_ids.append(ids)
+        return ids
 
 
 def rewritten(operation: Operation, by: Changes) -> Operation:
+    """The operation with each of its texts as ``by`` gives it."""
     prompt = operation.prompt
-    update: dict[str, Any] = {"parameters": _parameters(operation.parameters, by)}
+    update: dict[str, Any] = {
+        "parameters": {
+            name: (_structured if name in _STRUCTURED else _plain)(name, value, by)
+            for name, value in _coded(operation.parameters, by).items()
+        }
+    }
     if operation.messages is not None:
         update["messages"] = [_message(m, by) for m in operation.messages]
     if prompt is not None:
@@ -146,13 +166,6 @@ def _calls(name: str, value: Any, by: Changes) -> Any:
     if not isinstance(value, str) or name in _PROTOCOL:
         return value
     return by.name(value) if name in _NAMES else by.text(value)
-
-
-def _parameters(parameters: dict[str, Any], by: Changes) -> dict[str, Any]:
-    return {
-        name: _structured(name, value, by) if name in _STRUCTURED else _plain(name, value, by)
-        for name, value in _coded(parameters, by).items()
-    }
 
 
 def _coded(fields: dict[str, Any], by: Changes) -> dict[str, Any]:
@@ -223,7 +236,11 @@ class Vocabulary:
         self.size = self._tokenizer.get_vocab_size()
         words = self._words(avoid)
         self.joint = " " if words else ""
-        self.pieces: Sequence[str] = words or self._single(_SIGNS)
+        self.pieces: Sequence[str] = words or [
+            sign
+            for sign in _SIGNS
+            if len(self.encode(sign)) == 1 and len(self.encode(sign * 2)) == 2
+        ]
         self._more: Sequence[str] = [] if words else self._spare()
 
     def encode(self, text: str) -> list[int]:
@@ -266,11 +283,6 @@ class Vocabulary:
         ]
         return fitting[:_MOST_WORDS] if len(fitting) >= _ENOUGH_WORDS else []
 
-    def _single(self, signs: str) -> list[str]:
-        return [
-            sign for sign in signs if len(self.encode(sign)) == len(self.encode(sign * 2)) - 1 == 1
-        ]
-
     def _spare(self) -> list[str]:
         known = self._tokenizer.get_added_tokens_decoder().values()
         return sorted(t.content for t in known if _FILLER.fullmatch(t.content))
@@ -299,24 +311,11 @@ def _tokenizer(model: Path | None, kind: str) -> Tokenizer:
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Branch(Generic[T]):
-    """One of some texts, in sorted order.
-
-    Attributes:
-        units: what the text is made of.
-        shared: how many it has in common with the one before it.
-    """
-
-    units: Sequence[T]
-    shared: int
-
-
-def branches(texts: Sequence[Sequence[T]]) -> Iterator[Branch[T]]:
-    """Of ``texts``, sorted and each once: what begins alike stands together."""
-    before: Sequence[T] | None = None
+def branches(texts: Sequence[Sequence[T]]) -> Iterator[tuple[Sequence[T], int]]:
+    """Each of ``texts``, sorted and each once, and how many units it shares with the one before."""
+    before: Sequence[T] = ()
     for units in texts:
-        yield Branch(units, 0 if before is None else common(before, units))
+        yield units, common(before, units)
         before = units
 
 
@@ -334,7 +333,7 @@ def common(one: Sequence[T], other: Sequence[T]) -> int:
 
 def places(texts: Sequence[Sequence[T]]) -> list[list[int]]:
     """For each of the sorted ``texts``: where others part from it, ascending."""
-    shared = [branch.shared for branch in branches(texts)]
+    shared = [shared for _, shared in branches(texts)]
     found: list[set[int]] = [set() for _ in texts]
     for order in (range(len(texts)), range(len(texts) - 1, -1, -1)):
         stack: list[int] = []

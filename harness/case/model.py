@@ -8,7 +8,7 @@ it, and count only with ``--time real``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal, Self
 
 from mmrepro.records import Record
@@ -133,14 +133,10 @@ class Barrier(Record):
                 f"{text!r} is no barrier; barriers are r1.sent, r1.first-token, r1.tokens>=4, "
                 "r1.end, running>=2 and running<=2"
             )
-        op = found["op"] or ""
-        if found["tokens"]:
-            return cls(op=op, event="tokens", count=int(found["tokens"]))
-        if found["sign"]:
-            sign: Any = f"running{found['sign']}"
-            return cls(op="", event=sign, count=int(found["running"]))
-        event: Any = found["event"]
-        return cls(op=op, event=event)
+        sign = f"running{found['sign']}" if found["sign"] else ""
+        event: Any = found["event"] or sign or "tokens"
+        count = int(found["tokens"] or found["running"] or 0)
+        return cls(op=found["op"] or "", event=event, count=count)
 
 
 # ---------------------------------------------------------------------- operations
@@ -329,7 +325,7 @@ class Case(Record):
 
     def operation(self, id: str) -> Operation:
         """Raises KeyError."""
-        return next((op for op in self.operations if op.id == id), None) or _absent(id)
+        return {op.id: op for op in self.operations}[id]
 
     def keeping(self, ids: Collection[str]) -> Case:
         """The case with only these operations; nothing else starts earlier relative to the rest.
@@ -340,31 +336,16 @@ class Case(Record):
         inherited: dict[str, list[str]] = {}
         operations = []
         for op in self.operations:
-            after = list(dict.fromkeys(self._inherited(op.after, ids, inherited)))
-            inherited[op.id] = after
+            after: list[str] = []
+            for text in op.after:
+                gone = (before := Barrier.parse(text).op) and before not in ids
+                after += inherited[before] if gone else [text]
+            inherited[op.id] = after = list(dict.fromkeys(after))
             if op.id in ids:
                 operations.append(op.model_copy(update={"after": after}))
-        return self.model_copy(
-            update={"operations": operations, "images": self._needed(operations)}
-        )
-
-    def _inherited(
-        self, after: list[str], ids: Collection[str], inherited: dict[str, list[str]]
-    ) -> Iterator[str]:
-        for text in after:
-            op = Barrier.parse(text).op
-            if op and op not in ids:
-                yield from inherited[op]
-            else:
-                yield text
-
-    def _needed(self, operations: list[Operation]) -> dict[str, Any]:
         names = {name for op in operations for name in op.images}
         for name, image in reversed(self.images.items()):  # what is made of others comes later
             if name in names and (of := getattr(image, "of", None)) is not None:
                 names.add(of)
-        return {name: image for name, image in self.images.items() if name in names}
-
-
-def _absent(id: str) -> Operation:
-    raise KeyError(id)
+        images = {name: image for name, image in self.images.items() if name in names}
+        return self.model_copy(update={"operations": operations, "images": images})

@@ -1,20 +1,133 @@
-"""The operations of a case while they are sent, and the clients that wait for them."""
+"""The operations of a case while they are sent, their clients, and what came of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from mmrepro.case.bodies import body
-from mmrepro.case.model import Barrier, Operation
-from mmrepro.evidence import RequestRecord
+from mmrepro.case.files import pictures, read_case
+from mmrepro.case.model import Barrier, Operation, Part
+from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.probes.data import ThreadStack
+from mmrepro.records import Record
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.reading import Watch
+from pydantic import Field
+
+
+class PlayState(StrEnum):
+    """How a play ended."""
+
+    ENDED = "ended"
+    """Every request has its answer, or its client went away as the case says."""
+    START_FAILED = "start-failed"
+    DIED = "died"
+    """The server ended by itself."""
+    HUNG = "hung"
+    """A request has no answer, and nothing moves any more."""
+
+
+class Reading(Record):
+    """The server's processes and counters at one moment, idle."""
+
+    mono: float
+    metrics: Annotated[
+        dict[str, float], Field(description="all of /metrics, summed over label sets")
+    ] = {}
+    threads: int | None = None
+    files: Annotated[int | None, Field(description="open descriptors, all processes")] = None
+    rss_bytes: int | None = None
+    shm: Annotated[dict[str, int], Field(description="its files in /dev/shm: name, bytes")] = {}
+
+    def first(self, names: Iterable[str]) -> float | None:
+        """The first metric of ``names`` that the server has; None: it has none of them."""
+        return next((self.metrics[name] for name in names if name in self.metrics), None)
+
+
+class Played(Record):
+    """One play of a case on one fresh server.
+
+    ``evidence`` holds every request (its label is the operation's id; the canary's are ``canary
+    before`` and ``canary after``) and what was looked at; ``before`` and ``after`` are readings of
+    the idle server around the operations, ``blocks`` further ones, taken idle, after equal blocks
+    of requests where the play was asked for them.
+    """
+
+    state: PlayState
+    said: Annotated[str, Field(description="one sentence on how it ended")] = ""
+    evidence: Evidence = Evidence()
+    before: Reading | None = None
+    after: Reading | None = None
+    blocks: list[Reading] = []
+    stuck: Annotated[list[str], Field(description="operations without an answer at the end")] = []
+    unsent: Annotated[list[str], Field(description="operations that were never sent")] = []
+    exit_code: int | None = None
+    stack: Annotated[
+        list[ThreadStack],
+        Field(description="hung: the core's threads as they stand, busiest first"),
+    ] = []
+    log_file: Annotated[str, Field(description="the engine's log, below the play's folder")] = ""
+    causes: Annotated[
+        list[str], Field(description="first exceptions in the log, or why it did not start")
+    ] = []
+    frames: Annotated[
+        list[str],
+        Field(description="innermost first: function names of that exception's traceback"),
+    ] = []
+    start_s: Annotated[float, Field(description="seconds from the start to ready")] = 0.0
+    seconds: Annotated[float, Field(description="of the whole play, with start and stop")] = 0.0
+    deadline_s: Annotated[float, Field(description="silence from then on is a hang")] = 0.0
+    early: Annotated[
+        bool, Field(description="judged before the deadline, by what stands still")
+    ] = False
+
+    def record(self, op: str) -> RequestRecord | None:
+        """The request of operation ``op``; None: it was not sent."""
+        return next((r for r in self.evidence.requests if r.label == op), None)
+
+
+# ------------------------------------------------------------------------------------------ bodies
+
+
+def body(operation: Operation, pictures: Mapping[str, Picture], model: str) -> bytes:
+    """The request's body for a server that serves ``model``; the same bytes each time.
+
+    A stream asks for its usage, unless the operation's own parameters say otherwise. What the
+    operation says itself goes before parameters of the same name.
+    """
+    fields: dict[str, Any] = dict(operation.parameters)
+    fields["model"] = model
+    if operation.messages is not None:
+        fields["messages"] = [
+            {**m.more, "role": m.role, "content": _content(m.content, pictures)}
+            for m in operation.messages
+        ]
+    if operation.prompt is not None:
+        fields["prompt"] = operation.prompt
+    fields.pop("stream", None)
+    if operation.stream:
+        fields = {"stream_options": {"include_usage": True}, **fields, "stream": True}
+    return json.dumps(fields).encode()
+
+
+def _content(content: str | list[Part], pictures: Mapping[str, Picture]) -> Any:
+    return content if isinstance(content, str) else [_part(part, pictures) for part in content]
+
+
+def _part(part: Part, pictures: Mapping[str, Picture]) -> dict[str, Any]:
+    if part.image is not None:
+        named = {} if part.uuid is None else {"uuid": part.uuid}
+        return {"type": "image_url", "image_url": {"url": pictures[part.image].data_url}, **named}
+    return {"type": "text", "text": part.text} if part.raw is None else part.raw
+
 
 Time = Literal["fast", "real", "order"]
 
@@ -250,3 +363,32 @@ def leave_at(op: Operation) -> int | None:
         return None
     barrier = Barrier.parse(op.leave)
     return {"sent": 0, "first-token": 1}.get(barrier.event, barrier.count)
+
+
+# ------------------------------------------------------------------------------------ as a trigger
+
+LOOK_S = 0.1
+
+
+async def play_case(drive: Drive, folder: Path) -> bool:
+    """Send the requests of the case in ``folder`` by its barriers, called by their ids.
+
+    A request without an answer, while nothing else moves, ends it: the request waits on, as with
+    ``Drive.ask``, and what would come later is not sent. Whether all of it was sent.
+
+    Raises:
+        UsageError: there is no case, or a picture of it is missing.
+    """
+    case, contents = read_case(folder)
+    sending = Sending(drive.traffic, pictures(case, contents), drive.deadline_s, "fast")
+    performing = asyncio.ensure_future(sending.perform(case.operations))
+    try:
+        while not (await asyncio.wait({performing}, timeout=LOOK_S))[0]:
+            if sending.pending and time.monotonic() - sending.progressed > drive.suspect_s:
+                sending.stop()
+                sending.hold()
+    finally:
+        drive.pending += [task for task, _ in sending.pending.values()]
+    await performing
+    drive.fact("operations_unsent", len(sending.unsent))
+    return not sending.unsent

@@ -86,7 +86,7 @@ def _blank(asked: NewCommand) -> Written:
     """Raises UsageError: a bad name, no such engine, no such release, or a file is there."""
     from mmrepro.engines import get_engine
     from mmrepro.machine.files import write_file
-    from mmrepro.replay.server import last_known
+    from mmrepro.replay.known import last_known
 
     name, engine = asked.scenario, asked.engine
     if not engine:
@@ -246,7 +246,7 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
     """The text of the scenario file."""
     from mmrepro import scenario
     from mmrepro.models.tiny import TINY
-    from mmrepro.replay.scenario_of import signature_of
+    from mmrepro.replay.known import signature_of
     from mmrepro.reports import findings
 
     signature = signature_of(finding, case)

@@ -27,9 +27,8 @@ def replay(asked: ReplayCommand) -> None:
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
-    from mmrepro.replay.rounds import jobs_here
-    from mmrepro.replay.server import server_wanted
-    from mmrepro.replay.session import Replaying
+    from mmrepro.replay.known import server_wanted
+    from mmrepro.replay.session import Replaying, jobs_here
     from mmrepro.reports.replay import KIND, write_replay
 
     named = {"engine": asked.engine} if asked.engine else {}

@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 
 from mmrepro.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
 from mmrepro.fuzz.limits import Limits, learning_case, narrowing_case
-from mmrepro.fuzz.profiles import Dialect, dialect_of
+from mmrepro.fuzz.options import Dialect, dialect_of
 from mmrepro.fuzz.requests import TILE, Maker
-from mmrepro.fuzz.switches import Switch, drawn, offered
+from mmrepro.fuzz.steering import Switch, drawn, offered
 from mmrepro.oracle.reference import PLAIN, comparable
 
 Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]

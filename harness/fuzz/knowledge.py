@@ -1,5 +1,4 @@
-"""What a session knows: taken in line by line, as episodes and pursuits end, or as earlier calls
-kept them."""
+"""What a session knows: the lines of its journal, taken in one by one."""
 
 from __future__ import annotations
 
@@ -8,25 +7,125 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from mmrepro.case.files import read_case
 from mmrepro.fuzz.episodes import Episodes
-from mmrepro.fuzz.features import ENOUGH, kinds, worth
-from mmrepro.fuzz.store import Ended, Finished, KeptLine, Led, Pursued
-from mmrepro.fuzz.switches import LESS, needed_by
+from mmrepro.fuzz.limits import Limits
+from mmrepro.fuzz.steering import ENOUGH, LESS, kinds, needed_by, worth
 from mmrepro.incident.replay import (
     EPISODES_DIR,
+    EPISODES_FILE,
+    FUZZ_FILE,
     REPLAY_FILE,
+    Episode,
     Finding,
     Found,
     Fuzz,
     Replay,
     SeenOnce,
 )
-from mmrepro.oracle.buckets import alike
+from mmrepro.machine.journal import Head, JournalKind, Line
+from mmrepro.oracle.judged import alike
 from mmrepro.replay.known import mitigation
 from mmrepro.replay.pursue import FATAL
-from mmrepro.replay.seen import Named
+from mmrepro.replay.store import Named, Observation
+from mmrepro.run.judge import Deadlines
+from pydantic import Field, TypeAdapter
+
+
+class Began(Line):
+    kind: Literal["began"] = "began"
+    episode: Episode
+
+
+class Ended(Line):
+    """An episode, judged.
+
+    Attributes:
+        elapsed_s: of the session when it had ended.
+        features: those that no episode before it showed.
+        limits: as they are known from here on.
+        silent: by itself it showed nothing: it was wrong beside a reference.
+    """
+
+    kind: Literal["ended"] = "ended"
+    episode: Episode
+    elapsed_s: float
+    seen: Observation
+    features: list[str] = []
+    limits: Limits
+    silent: bool = False
+    blocks: int = 0
+    answer_s: float
+    suspect_s: float
+    rule: str = ""
+
+    @property
+    def once(self) -> str:
+        return f"Episode {self.episode.number} ended"
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return Deadlines(self.answer_s, self.suspect_s, self.rule)
+
+
+class Led(Line):
+    """What the pursuit of an episode begins with.
+
+    Attributes:
+        straight: its requests one after another, in the order in which they were sent, show it as
+            well: then it does not hang on chance.
+        seen: the attempt at what is pursued.
+    """
+
+    kind: Literal["led"] = "led"
+    number: int
+    straight: bool
+    seen: Observation
+    starts: int = 0
+
+    @property
+    def once(self) -> str:
+        return f"Episode {self.number} led"
+
+
+class Pursued(Line):
+    """What an episode showed has been pursued, in the folder ``replay``."""
+
+    kind: Literal["pursued"] = "pursued"
+    number: int
+    replay: str
+    elapsed_s: float
+    seconds: float
+
+    @property
+    def once(self) -> str:
+        return f"Episode {self.number} was pursued"
+
+
+class Finished(Line):
+    """A finding that was not shrunk to its end was taken up again, in the folder ``replay``.
+    ``of``: the finding's folder."""
+
+    kind: Literal["finished"] = "finished"
+    of: str
+    replay: str
+    elapsed_s: float
+    seconds: float
+
+    @property
+    def once(self) -> str:
+        return f"{self.of} was finished"
+
+
+KeptLine: TypeAlias = Ended | Led | Pursued | Finished
+LineT = TypeVar("LineT", Ended, Led, Pursued, Finished)
+AnyLine: TypeAlias = Annotated[Head | Began | KeptLine, Field(discriminator="kind")]
+EPISODES = JournalKind("session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(AnyLine))
+
+
+# -------------------------------------------------------------------------- what follows from them
 
 TRIES = 3
 """Episodes that showed a failure which nothing showed again, until it is left alone."""
@@ -63,11 +162,7 @@ class Knowledge:
 
     def unfinished(self, busy: Collection[str] = ()) -> Found | None:
         """The worst finding that was not shrunk to its end, and may be: its requests show it
-        without a comparison, in one block.
-
-        Args:
-            busy: buckets that are pursued now.
-        """
+        without a comparison, in one block. ``busy``: buckets that are pursued now."""
         left = [
             found
             for found in self.fuzz.found

@@ -19,14 +19,14 @@ from mmrepro.case.model import (
     Part,
     ServerWanted,
 )
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Learnt
 from mmrepro.machine.files import read_file
 from mmrepro.probes.http import fetch
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.records import Record
-from mmrepro.replay.seen import Looked
+from mmrepro.replay.store import LiveLook
 from pydantic import Field
 
 CONTEXT, KV, BLOCK, BATCH, REFUSAL = "context", "KV cache", "block", "batch", "refusal"
@@ -57,11 +57,8 @@ _NUMBER = re.compile(r"\b\d{2,7}\b")
 
 
 class Limits(Record):
-    """What is known of a server.
-
-    Attributes:
-        overhead, per_letter: tokens of a chat's template, and of a letter, as its usage told.
-    """
+    """What is known of a server. ``overhead``, ``per_letter``: tokens of a chat's template, and of
+    a letter, as its usage told."""
 
     learnt: list[Learnt] = []
     overhead: float = 12.0
@@ -169,9 +166,9 @@ def _asking(
     )
 
 
-def look_at_limits(url: str, pid: int, log: Path) -> Looked:
+def look_at_limits(url: str, pid: int, log: Path) -> LiveLook:
     """What the endpoints of a server that is about to be stopped tell."""
-    return Looked(learnt=[*_models(url), *_metrics(url), *_info(url)])
+    return LiveLook(learnt=[*_models(url), *_metrics(url), *_info(url)])
 
 
 def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) -> Limits:
@@ -181,7 +178,11 @@ def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) 
     found += _logged(log)
     records = [r for r in played.evidence.requests if r.phase == "trigger"]
     found += _refusals(records)
-    limits = Limits(learnt=_told(found))
+    kept: dict[int, Learnt] = {}
+    for one in found:  # each number once, under the first name that it was told by
+        if one.tokens > 1:
+            kept.setdefault(one.tokens, one)
+    limits = Limits(learnt=list(kept.values())[:MOST_LIMITS])
     by_letters = {r.prompt_chars: r.prompt_tokens for r in records if not r.images and r.answered}
     short, longer = by_letters.get(SHORT), by_letters.get(LONGER)
     if short and longer and longer > short:
@@ -212,15 +213,6 @@ def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
 
 
 # ---------------------------------------------------------------------- hearing
-
-
-def _told(found: Iterable[Learnt]) -> list[Learnt]:
-    """Each number once, under the first name that it was told by."""
-    kept: dict[int, Learnt] = {}
-    for one in found:
-        if one.tokens > 1:
-            kept.setdefault(one.tokens, one)
-    return list(kept.values())[:MOST_LIMITS]
 
 
 def _json(url: str, path: str) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""What episodes showed: confirmed, shrunk and named, each in a folder of its own.
+"""An episode, played and judged; what it showed is confirmed, shrunk and named in its own folder.
 
 The searching is a replay's, within the line of work of the episode.
 """
@@ -7,28 +7,131 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrepro.case.files import read_case, read_contents, write_case
-from mmrepro.fuzz.knowledge import AGAIN
-from mmrepro.fuzz.store import Ended, Finished, Led, Pursued
+from mmrepro.case.model import Case
+from mmrepro.case.sending import Played, PlayState
+from mmrepro.engines import get_engine
+from mmrepro.fuzz.episodes import Planned
+from mmrepro.fuzz.knowledge import AGAIN, Began, Ended, Finished, Led, Pursued
+from mmrepro.fuzz.limits import learn, narrowed
+from mmrepro.fuzz.steering import features
 from mmrepro.incident.folder import prepared
-from mmrepro.incident.replay import Finding, FindingClass, Found, PlayFacts, Sighting, bucket_words
-from mmrepro.oracle.buckets import alike
-from mmrepro.play.options import PlayOptions
+from mmrepro.incident.replay import (
+    EPISODES_DIR,
+    Episode,
+    Finding,
+    FindingClass,
+    Found,
+    PlayFacts,
+    Sighting,
+    bucket_words,
+)
+from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
+from mmrepro.oracle.judged import Judged, alike
+from mmrepro.oracle.reference import has_own_format, reference_case
+from mmrepro.play.players import PlayOptions
+from mmrepro.replay.attempts import StartingPoint, requests
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.order import as_sent
-from mmrepro.replay.plays import StartingPoint
 from mmrepro.replay.pursue import FATAL
-from mmrepro.replay.rounds import Rounds
-from mmrepro.replay.seen import seen_of
-from mmrepro.replay.simplify import in_order
-from mmrepro.replay.store import PLAYS_DIR, VERDICTS, ReplayFolder
+from mmrepro.replay.session import Rounds
+from mmrepro.replay.simplify import as_sent, in_order
+from mmrepro.replay.store import PLAYS_DIR, VERDICTS, ReplayFolder, note_server, observation_of
 
 if TYPE_CHECKING:
     from mmrepro.fuzz.session import Fuzzing
+
+
+def play_episode(session: Fuzzing, planned: Planned) -> Ended:
+    """Written down before it begins and after it has ended; the first also learns the server's
+    limits."""
+    learning, case, known = planned.number == 0, planned.case, session.known
+    episode = Episode(
+        number=planned.number,
+        kind=planned.kind,
+        origin=planned.origin,
+        switches=[str(switch) for switch in planned.switches],
+        requests=len(case.operations),
+    )
+    name = f"episode {episode.number} ({episode.kind}, {requests(episode.requests)})"
+    folder = session.episode_dir(episode.number)
+    shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
+    session.keep_case(case, folder)
+    session.journal.append(Began(episode=episode))
+    began, deadlines = time.monotonic(), session.deadlines
+    options = PlayOptions(deadlines, blocks=planned.blocks)
+    result = session.tried(case, folder / "play", name, options, learning=learning)
+    played = result.played
+    assert played is not None
+    note_server(session.fuzz, [folder / "play"] if not session.fuzz.start_mode else [])
+    judged = session.judged(case, played)
+    silent = False
+    news = known.new(sighting.bucket for sighting in judged.sightings)
+    if planned.compared and played.state is PlayState.ENDED and not news:
+        beside = _beside(session, case, played, folder / "reference", name)
+        silent = bool(beside.sightings)
+        judged = Judged.of([judged, beside])
+        episode.compared, episode.starts = True, 2
+    log = folder / "play" / played.log_file
+    limits = known.episodes.limits
+    if learning:
+        limits = learn(session.options.server, played, log, result.looked.learnt)
+    else:
+        limits = narrowed(limits, played.evidence.requests)
+    facts = PlayFacts(
+        number=episode.number, what="an episode", requests=len(case.operations), state=""
+    )
+    seen = observation_of(case, played, judged, facts)
+    seen.folder = f"../{EPISODES_DIR}/{folder.name}/play"
+    new = sorted(features(case, played, log) - known.features)
+    episode.state, episode.buckets = seen.play.state, seen.play.buckets
+    episode.answers = dict(Counter(seen.answers.values()))
+    episode.new = len(new)
+    episode.seconds = round(time.monotonic() - began, 2)
+    shutil.rmtree(folder / "reference", ignore_errors=True)
+    if not seen.sightings:
+        shutil.rmtree(folder / "play", ignore_errors=True)
+    line = session.take(
+        Ended(
+            episode=episode,
+            elapsed_s=round(session.elapsed_s, 2),
+            seen=seen,
+            features=new,
+            limits=limits,
+            silent=silent,
+            blocks=planned.blocks,
+            answer_s=deadlines.answer_s,
+            suspect_s=deadlines.suspect_s,
+            rule=deadlines.rule,
+        )
+    )
+    quiet = "nothing is wrong" if episode.state == "ended" else episode.state
+    outcome, bad = bucket_words(episode.buckets) or quiet, bool(episode.buckets)
+    session.report_ended(name, outcome, episode.seconds, f"{episode.new} new", bad=bad)
+    return line
+
+
+def _beside(session: Fuzzing, case: Case, played: Played, folder: Path, name: str) -> Judged:
+    """What the same requests to a plain server hold against its answers."""
+    engine = get_engine(session.options.server.engine)
+    options = PlayOptions(session.deadlines, look="none", canary=False)
+
+    def held(plain: Case) -> Judged:
+        reference = session.tried(plain, folder, name, options).played
+        assert reference is not None
+        return compare_with_reference(case, played, reference)
+
+    judged = held(reference_case(case, engine))
+    if not compared(judged) or not has_own_format(case):
+        return judged
+    return agreeing(judged, held(reference_case(case, engine, own_format=True)))
+
+
+# ---------------------------------------------------------------------------------- what it showed
 
 STRAIGHT = "straight"
 PURSUIT = 40
@@ -64,13 +167,17 @@ def pursue(session: Fuzzing, line: Ended) -> None:
         handled = [b for f in session.fuzz.found if known.handled(b := f.finding.bucket)]
         handled += known.also
         handled += [b for b in led.seen.play.buckets if b not in new]
+        least_s, share = LESSER_S, LESSER_SHARE
+        if any(one.finding_class in FATAL for one in led.seen.sightings):
+            least_s, share = PURSUIT_S, PURSUIT_SHARE
+        time_s = max(least_s, share * session.options.budget_s)
         start = StartingPoint(
             led.seen,
             line.silent,
             line.blocks,
             handled=tuple(handled),
             deadlines=session.deadlines,
-            until=min(session.until, began + _time_for(session, led)),
+            until=min(session.until, began + time_s),
             end=session.until + session.grace_s,
         )
         _replay(session, source, place, PURSUIT, start)
@@ -170,7 +277,7 @@ def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
         facts = PlayFacts(
             number=0, what="one after another", requests=len(straight.operations), state=""
         )
-        seen = seen_of(straight, played, judged, facts)
+        seen = observation_of(straight, played, judged, facts)
         led.starts = 1
         if seen.has(new[0]):
             led.straight, led.seen = True, seen
@@ -178,11 +285,3 @@ def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
         outcome = bucket_words(seen.play.buckets) or seen.play.state
         session.report_ended(name, outcome, seen.play.seconds, bad=led.straight)
     return session.take(led)
-
-
-def _time_for(session: Fuzzing, led: Led) -> float:
-    """Seconds that the pursuit may take."""
-    budget_s = session.options.budget_s
-    if any(one.finding_class in FATAL for one in led.seen.sightings):
-        return max(PURSUIT_S, PURSUIT_SHARE * budget_s)
-    return max(LESSER_S, LESSER_SHARE * budget_s)

@@ -24,8 +24,8 @@ from mmrepro.case.model import (
     Tiles,
 )
 from mmrepro.fuzz.limits import BLOCK, KV, SIZES, Limits
-from mmrepro.fuzz.profiles import Dialect
-from mmrepro.fuzz.switches import Switch
+from mmrepro.fuzz.options import Dialect
+from mmrepro.fuzz.steering import Switch
 
 LAYOUTS: Final = ((2, 4), (4, 2), (2, 6), (3, 4), (3, 2), (1, 4))
 """Rows and columns of tiles."""
@@ -129,7 +129,11 @@ class Maker:
     def _messages(self, shown: Sequence[str], text: str) -> list[Message]:
         random = self.random
         uuid = Switch.UUID in self.on and random.random() < 0.5
-        parts = [Part(image=name, uuid=self._uuid(name) if uuid else None) for name in shown]
+        parts = []
+        for name in shown:
+            shared = uuid and self.hazards and random.random() < 0.2
+            named = "shared" if shared else f"id-{name}"
+            parts.append(Part(image=name, uuid=named if uuid else None))
         if parts:
             told = Part(text=text)
             behind = random.random() < 0.9  # most clients put the picture first
@@ -145,10 +149,6 @@ class Maker:
                 Message(role="user", content=self.question()),
             ]
         return messages
-
-    def _uuid(self, name: str) -> str:
-        shared = self.hazards and self.random.random() < 0.2
-        return "shared" if shared else f"id-{name}"
 
     # ------------------------------------------------------------------ texts
 
@@ -325,14 +325,12 @@ class Maker:
         if chosen(Switch.SALT, 0.4):
             made[random.choice(dialect.salts)] = random.choice(SALT_NAMES)
         if chosen(Switch.RID, 0.3):
-            made[dialect.rid] = self._rid(number=dialect.rid == "session_id")
+            # Numbered as clients do: each once, and one begins as another does.
+            number = dialect.rid == "session_id"
+            made[dialect.rid] = self._count if number else f"user{self._count}"
         if chosen(Switch.GRAMMAR, 0.25):
             made |= random.choice(dialect.shaped)
         return made
-
-    def _rid(self, *, number: bool) -> str | int:
-        """Numbered as clients do: each once, and one begins as another does."""
-        return self._count if number else f"user{self._count}"
 
     def _stop(self) -> dict[str, Any]:
         random = self.random

@@ -14,27 +14,22 @@ from mmrepro.campaign.events import RunEnded
 from mmrepro.capture.messages import Contents
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case
-from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.fuzz import minimisations
 from mmrepro.fuzz.episodes import Episodes
-from mmrepro.fuzz.knowledge import Knowledge
+from mmrepro.fuzz.knowledge import EPISODES, Ended, KeptLine, Knowledge, LineT
 from mmrepro.fuzz.limits import look_at_limits
-from mmrepro.fuzz.options import FuzzCommand
-from mmrepro.fuzz.playing import play_episode
-from mmrepro.fuzz.profiles import Profile
-from mmrepro.fuzz.source import Source, read_source
-from mmrepro.fuzz.store import EPISODES, Ended, KeptLine, LineT
+from mmrepro.fuzz.minimisations import play_episode
+from mmrepro.fuzz.options import FuzzCommand, Profile
+from mmrepro.fuzz.server import Source, read_source
 from mmrepro.incident import Fidelity
-from mmrepro.incident.folder import new_folder, prepared
+from mmrepro.incident.folder import prepared
 from mmrepro.incident.replay import EPISODES_DIR, FindingClass, Fuzz
 from mmrepro.machine.host import host_facts
 from mmrepro.machine.journal import Head, Journal
 from mmrepro.models.tiny import TINY
-from mmrepro.play.options import PlayOptions
-from mmrepro.play.players import Servers
+from mmrepro.play.players import PlayOptions
 from mmrepro.records import Moment
-from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch
-from mmrepro.replay.plays import found as found_event
+from mmrepro.replay.attempts import ENDINGS, CaseResult, CaseRun, CaseSearch, found as found_event
 from mmrepro.replay.store import WriteReplay
 from mmrepro.run.judge import Deadlines
 from mmrepro.text.redact import Redactor
@@ -58,6 +53,7 @@ class Fuzzing(CaseSearch[Fuzz]):
     """
 
     kind = "session"
+    options: FuzzCommand
     journal: Journal
     deadlines: Deadlines
 
@@ -70,10 +66,8 @@ class Fuzzing(CaseSearch[Fuzz]):
     ) -> None:
         """``write`` and ``write_replay`` write documents below a folder, each time that they have
         grown."""
-        servers = Servers(options.server, options.start_mode, options.timeout_s)
-        super().__init__(servers, blind=options.blind)
-        self.options, self.write_replay = options, write_replay
-        self._write_documents = write
+        super().__init__(options, blind=options.blind)
+        self.write_replay, self._write_documents = write_replay, write
         self.contents: Contents | Mapping[str, bytes]
         self._source = self._prepare()
         self.fuzz = self._blank(self._source)
@@ -84,11 +78,6 @@ class Fuzzing(CaseSearch[Fuzz]):
         self._playing: set[int] = set()
         self.pursued: list[str] = []
         """Buckets that a line of work pursues now."""
-
-    @property
-    def resume_command(self) -> str:
-        """Goes on in the same folder; no episode that has ended is played again."""
-        return self.options.command_line(out=None, resume=self.folder)
 
     def standing(self) -> str:
         """How many episodes there were, what was found, and the time that is left."""
@@ -232,7 +221,12 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def begin(self, campaign: Campaign[Fuzz]) -> None:
         super().begin(campaign)
-        self.journal = Journal(EPISODES, self.folder, self._head())
+        head = Head(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            decides=self.options.decides,
+        )
+        self.journal = Journal(EPISODES, self.folder, head)
         self.fuzz.id = self.journal.head.id
         self.write()
         for line in self.journal.kept:
@@ -242,14 +236,8 @@ class Fuzzing(CaseSearch[Fuzz]):
     def end(self, state: State, failure: str) -> Fuzz:
         self.break_off()
         with self.journal:
-            match state:
-                case State.COMPLETE | State.OUT_OF_TIME:
-                    self.fuzz.state = "complete"
-                case State.INTERRUPTED:
-                    self.fuzz.state = "interrupted"
-                case State.FAILED:
-                    self.fuzz.state = "failed"
-            self.fuzz.failure, self.fuzz.finished = failure, Moment.now()
+            self.fuzz.state, self.fuzz.failure = ENDINGS[state], failure
+            self.fuzz.finished = Moment.now()
             if self._opened:
                 self.fuzz.elapsed_s = round(self.elapsed_s, 2)
             self.write()
@@ -262,23 +250,10 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def _prepare(self) -> Source:
         """The session's folder, and what it begins with: kept there, pictures and all."""
-        options = self.options
-        if options.resume is not None:
-            if not EPISODES.is_in(options.resume):
-                raise UsageError(
-                    f"{options.resume} holds no session to go on with.",
-                    hint=f"without --resume: {options.command_line()}",
-                )
-            self.folder = options.resume.resolve()
-        source = read_source(options.source, options.server)
-        if options.resume is None:
-            if options.out is not None and EPISODES.is_in(options.out):
-                raise UnwritableOutput(
-                    f"{options.out} already holds a session.",
-                    hint=f"--resume {options.out} goes on with it; or choose another --out",
-                )
-            engine, release = options.server.engine, options.server.release
-            self.folder = prepared(options.out or new_folder(DEFAULT_ROOT, engine, release))
+        self.folder = self.place(EPISODES, DEFAULT_ROOT)
+        source = read_source(self.options.source, self.options.server)
+        if self.options.resume is None:
+            self.folder = prepared(self.folder)
         self.contents = source.keep(self.folder)
         return source
 
@@ -292,13 +267,6 @@ class Fuzzing(CaseSearch[Fuzz]):
             given=source.images,
             source=source.case,
             hazards=options.profile is Profile.HAZARDS,
-        )
-
-    def _head(self) -> Head:
-        return Head(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            decides=self.options.decides,
         )
 
     def _blank(self, source: Source) -> Fuzz:

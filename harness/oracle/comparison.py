@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
 from mmrepro.case.model import Case, Operation
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Expectation, FindingClass, Sighting
 from mmrepro.oracle import near_ties
@@ -125,13 +125,13 @@ class _Comparison:
         sightings = list(_sightings(swapped, wrong, usage))
         for one in sightings:
             if untold and one.finding_class is not FindingClass.PROTOCOL:
-                one.expectations = self._texts(one.operations)
+                # The reference's answers, which a sound server gives to the letter.
+                one.expectations = [
+                    Expectation(operation=op.id, text=self.right[op.id].text)
+                    for op in self.case.operations
+                    if op.id in one.operations and not op.leave
+                ]
         return Judged(sightings=sightings, counted=dict(self.counted))
-
-    def _texts(self, ids: Sequence[str]) -> list[Expectation]:
-        """The reference's answers, which a sound server gives to the letter."""
-        whole = [op.id for op in self.case.operations if op.id in ids and not op.leave]
-        return [Expectation(operation=id, text=self.right[id].text) for id in whole]
 
     def _whose(self, op: Operation, mine: Answer, compared: Compared) -> str:
         """The operation to which the reference gave the answer that ``op`` got; "": to none.
@@ -145,7 +145,7 @@ class _Comparison:
         same = compared.verdict is Verdict.SAME
         if same or (compared.verdict is not Verdict.DIFFERS and not foreign):
             return ""
-        for other in self._beginning(mine):
+        for other in self._by_start.get(_starts(mine)[0], []):
             if other == op.id or (foreign and _length(self.right, other) != told):
                 continue
             like = near_ties.compare(mine, self._answers[other], self.bound)
@@ -153,10 +153,6 @@ class _Comparison:
             if far and like.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
                 return other
         return ""
-
-    def _beginning(self, mine: Answer) -> list[str]:
-        """Operations to which the reference gave an answer that begins as ``mine``."""
-        return self._by_start.get(_starts(mine)[0], [])
 
     @cached_property
     def _answers(self) -> dict[str, Answer]:

@@ -16,9 +16,9 @@ from math import comb
 from pathlib import Path
 
 from mmrepro.capture.texts import common
-from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part
-from mmrepro.case.pictures import pictures
-from mmrepro.case.played import Played
+from mmrepro.case.files import pictures
+from mmrepro.case.model import Case, Message, Noise, Operation, Part
+from mmrepro.case.sending import Played
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle import near_ties
 from mmrepro.oracle.judged import Judged
@@ -36,11 +36,10 @@ def crosstalk(
     case: Case,
     suspects: Sequence[str],
     play: Callable[[Case], Played],
-    runs: int = LEAST_RUNS,
     *,
     contents: Path | None = None,
 ) -> Judged:
-    """Play ``case`` at least ``runs`` times as it is, and as often with other neighbours, for each
+    """Play ``case`` some times as it is, and as often with other neighbours, for each
     of ``suspects``.
 
     Args:
@@ -55,7 +54,7 @@ def crosstalk(
         Judged(unseen=[f"{id}: whether its neighbours' content matters was not tried."])
         for id in suspects[MOST_SUSPECTS:]
     ]
-    each = runs_needed(len(tested), runs)
+    each = runs_needed(len(tested))
     asked = comparable(case)
     sizes = pictures(case, contents)
     as_it_is: list[Played] = []
@@ -69,9 +68,9 @@ def crosstalk(
     return Judged.of(judged)
 
 
-def runs_needed(suspects: int, least: int = LEAST_RUNS) -> int:
+def runs_needed(suspects: int) -> int:
     """Plays of each side with which the test can be significant for so many suspects at once."""
-    runs = max(least, LEAST_RUNS)
+    runs = LEAST_RUNS
     while 2 / comb(2 * runs, runs) >= SIGNIFICANCE / max(suspects, 1):
         runs += 1
     return runs
@@ -92,8 +91,10 @@ def depends(
             unseen=[f"{id}: its answers differ by noise alone, with the same neighbours."]
         )
     everything = [*ours, *theirs]
+    # Without logprobs a near-tie cannot be told, and the two sides say what chance does.
+    differ = (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
     apart = {
-        (i, j): float(_differ(everything[i], everything[j], bound))
+        (i, j): float(near_ties.compare(everything[i], everything[j], bound).verdict in differ)
         for i, j in combinations(range(len(everything)), 2)
     }
     chance = permutation_test(apart, len(ours), len(everything))
@@ -139,12 +140,6 @@ def _answers(id: str, plays: Sequence[Played]) -> Iterator[Answer]:
             yield from near_ties.answers(record)[:1]
 
 
-def _differ(one: Answer, other: Answer, bound: float) -> bool:
-    """Without logprobs a near-tie cannot be told, and the two sides say what chance does."""
-    compared = near_ties.compare(one, other, bound)
-    return compared.verdict in (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
-
-
 # ---------------------------------------------------------------------- other neighbours
 
 
@@ -170,15 +165,14 @@ class _Others:
         free = (name for n in count(1) if (name := f"other-{n}") not in case.images)
         self.names = dict(zip(others, free, strict=False))
 
-    def _noise(self, name: str) -> Image:
-        """Of the same size; pictures that were the same still are."""
-        picture = self.sizes[name]
-        seed = _number(self.seed, picture.png)
-        return Noise(seed=seed, size=(max(picture.width, 1), max(picture.height, 1)))
-
     def case(self) -> Case:
         operations = [self._other(op) for op in self.source.operations]
-        images = self.source.images | {new: self._noise(old) for old, new in self.names.items()}
+        images = dict(self.source.images)
+        for old, new in self.names.items():  # pictures that were the same still are
+            picture, key = self.sizes[old], str(self.seed).encode()
+            digest = hashlib.blake2b(picture.png, digest_size=4, key=key).digest()
+            size = (max(picture.width, 1), max(picture.height, 1))
+            images[new] = Noise(seed=int.from_bytes(digest, "big"), size=size)
         made = self.source.model_copy(update={"operations": operations, "images": images})
         return made.keeping({op.id for op in operations})  # without pictures that nobody needs
 
@@ -196,7 +190,7 @@ class _Others:
 
     def _messages(self, messages: list[Message]) -> list[Message]:
         """Texts are other ones from the first place on that is not the target's."""
-        own = list(_flat(self.target.messages or []))
+        own = [(m.role, part) for m in self.target.messages or [] for part in m.parts()]
         place, shared, before = 0, True, ""
         made = []
         for message in messages:
@@ -232,17 +226,6 @@ class _Others:
             chosen = int.from_bytes(digest.copy().digest()[:8], "big") % len(self.ids)
             made.append(id if place < keep else self.ids[chosen])
         return made
-
-
-def _flat(messages: Sequence[Message]) -> Iterator[tuple[str, Part]]:
-    for message in messages:
-        for part in message.parts():
-            yield message.role, part
-
-
-def _number(seed: int, data: bytes) -> int:
-    digest = hashlib.blake2b(data, digest_size=4, key=str(seed).encode()).digest()
-    return int.from_bytes(digest, "big")
 
 
 RANGES = (

@@ -14,12 +14,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import Engine
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import FindingClass, Sighting
-from mmrepro.oracle import buckets
-from mmrepro.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.oracle.judged import (
+    Judged,
+    Sent,
+    hang_bucket,
+    hang_path,
+    loud_bucket,
+    normalised,
+    sent_of,
+    sighting,
+)
 from mmrepro.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.probes.data import StacksData
 from mmrepro.signature.answers import grade
@@ -53,7 +61,7 @@ def start_failure(played: Played, engine: Engine) -> Judged:
     kind = FindingClass.START_FAILURE
     return Judged.found(
         kind,
-        buckets.loud(engine.name, kind, played.causes, played.frames, played.said),
+        loud_bucket(engine.name, kind, played.causes, played.frames, played.said),
         _because("The server did not start", played),
         "It starts, or refuses its options in a sentence.",
     )
@@ -63,21 +71,18 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
     """The server ended by itself."""
     if played.state is not PlayState.DIED:
         return Judged()
+    # Operations that were on their way when the server died.
+    sent = (one for one in sent_of(case, played) if not one.record.left)
+    lost = [one.op.id for one in sent if _DEAD.search(_failure(one.record))]
     kind = FindingClass.DEATH
     ended = _ended(played.exit_code)
     return Judged.found(
         kind,
-        buckets.loud(engine.name, kind, played.causes, played.frames, ended),
+        loud_bucket(engine.name, kind, played.causes, played.frames, ended),
         _because(f"The server ended by itself ({ended})", played),
         "It goes on, whatever is sent.",
-        by=played.stuck or _lost(case, played),
+        by=played.stuck or lost,
     )
-
-
-def _lost(case: Case, played: Played) -> list[str]:
-    """Operations that were on their way when the server died."""
-    lost = (s for s in sent_of(case, played) if not s.record.left)
-    return [s.op.id for s in lost if _DEAD.search(_failure(s.record))]
 
 
 def hang(played: Played, engine: Engine) -> Judged:
@@ -89,13 +94,13 @@ def hang(played: Played, engine: Engine) -> Judged:
         for _, data in played.evidence.results(StacksData, "check", "trigger")
         for sample in data.samples
     ]
-    path = buckets.hang_path(played.stack, looks, engine.name, engine.idle_loops)
+    path = hang_path(played.stack, looks, engine.name, engine.idle_loops)
     where = f", inside {path[-1]}" if path else ""
     waiting = f"{len(played.stuck)} request{'s' if len(played.stuck) != 1 else ''}"
     deadline = f" after {played.deadline_s:.0f} s" if played.deadline_s else ""
     found = sighting(
         FindingClass.HANG,
-        buckets.hang(engine.name, path),
+        hang_bucket(engine.name, path),
         f"{waiting} had no answer{deadline}, and nothing moved{where}.",
         "Every request gets an answer.",
         by=played.stuck,
@@ -115,7 +120,7 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
     cause = f": {played.causes[0][:200]}" if played.causes else ""
     return Judged.found(
         kind,
-        buckets.loud(engine.name, kind, played.causes, played.frames, _failure(after)),
+        loud_bucket(engine.name, kind, played.causes, played.frames, _failure(after)),
         f"The canary was answered before the traffic, and after it {_told(after)}{since}{cause}",
         "What was answered once is answered again.",
         by=[one.op.id for one in lost],
@@ -211,7 +216,7 @@ def _failure(record: RequestRecord) -> str:
     if record.error:
         if record.error.startswith(OWN_WORDS):
             return ""
-        return buckets.normalised(error_words(record)) or "no words"
+        return normalised(error_words(record)) or "no words"
     if record.status is not None and record.status >= 500:
         return "no words"
     if record.finish_reason in ("error", "abort"):

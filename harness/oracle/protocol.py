@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
-from mmrepro.evidence import ChoiceSeen
-from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.incident.replay import FindingClass
 from mmrepro.models.tiny import TINY
 from mmrepro.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
@@ -56,14 +55,13 @@ def protocol(case: Case, played: Played, engine: Engine) -> Judged:
             found.setdefault(kind, []).append((one.op.id, said))
     for ids, kind, said in _unequal(sent):
         found.setdefault(kind, []).extend((id, said) for id in ids)
-    return Judged(sightings=[_sighting(kind, told) for kind, told in sorted(found.items())])
-
-
-def _sighting(kind: str, told: Sequence[tuple[str, str]]) -> Sighting:
-    operations = list(dict.fromkeys(id for id, _ in told))
-    more = f" (and {len(operations) - 1} more)" if len(operations) > 1 else ""
-    said = f"{told[0][0]}{more}: {told[0][1]}."
-    return sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=operations)
+    sightings = []
+    for kind, told in sorted(found.items()):
+        ids = list(dict.fromkeys(id for id, _ in told))
+        more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
+        said = f"{ids[0]}{more}: {told[0][1]}."
+        sightings.append(sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=ids))
+    return Judged(sightings=sightings)
 
 
 EXPECTED = {
@@ -119,7 +117,7 @@ def _ends(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     record = one.record
     if record.after_done:
         yield "after-done", f"{record.after_done} lines of data came after [DONE]"
-    for choice in _choices_of(one):
+    for choice in one.record.choices:
         name = f"choice {choice.index}" if one.n > 1 else "the answer"
         if choice.finish_reason is None:
             yield "finish-reason", f"{name} ended without a finish reason"
@@ -151,7 +149,7 @@ def _stops(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     ends = ("stop", "stop_token_ids", "tools", *GRAMMARS)
     if one.parameter("ignore_eos") is not True or any(one.parameter(name) for name in ends):
         return
-    for choice in _choices_of(one):
+    for choice in one.record.choices:
         if choice.finish_reason == "stop":
             yield "finish-stop", "it stopped, with ignore_eos, and no stop word or token was given"
 
@@ -184,7 +182,7 @@ def _counts(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     tokens = record.completion_tokens
     if tokens is None or one.parameter("echo"):
         return
-    choices = _choices_of(one)
+    choices = one.record.choices
     if record.pieces > tokens + len(choices):
         yield "completion-tokens", f"{record.pieces} pieces, and {tokens} tokens in the usage"
     shown = sum(len(choice.tokens) for choice in choices)
@@ -204,10 +202,6 @@ def _choices(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
         return
     if indexes and indexes != list(range(wanted)):
         yield "choices", f"choices {indexes}, and {wanted} were asked for"
-
-
-def _choices_of(one: Sent) -> list[ChoiceSeen]:
-    return one.record.choices
 
 
 # ---------------------------------------------------------------------- equal requests

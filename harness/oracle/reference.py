@@ -92,10 +92,8 @@ LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
 
 
-def reference_case(
-    case: Case, engine: Engine, release: str = "", *, own_format: bool = False
-) -> Case:
-    """The case whose play is the reference for ``case``; of ``release``, "": of its own.
+def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> Case:
+    """The case whose attempt is the reference for ``case``.
 
     Args:
         own_format: it computes in the server's own number format, and not in ``float32``.
@@ -115,7 +113,6 @@ def reference_case(
         update={
             "args": args,
             "env": {**case.server.env, **dict(plain.env)},
-            "release": release or case.server.release,
         }
     )
     operations: list[Operation] = []

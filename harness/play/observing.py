@@ -7,18 +7,15 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from mmrepro.base import processes
 from mmrepro.case.model import CHAT, Case, Operation
-from mmrepro.case.played import Played, PlayState, Reading
-from mmrepro.case.sending import Sending
+from mmrepro.case.sending import Played, PlayState, Reading, Sending
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.play import looking
-from mmrepro.play.options import Look, PlayOptions
-from mmrepro.play.readings import reading
-from mmrepro.play.tracebacks import failed, read_tracebacks, telling
+from mmrepro.play.looking import failed, read_tracebacks, reading, telling
+from mmrepro.play.players import Look, PlayOptions
 from mmrepro.probes.data import ThreadStack
 from mmrepro.run.judge import Deadlines
 from mmrepro.run.observe import Interpreter, Probing
@@ -58,17 +55,11 @@ class Observing:
         self.sending.alive = lambda: not self._dead()
         pid = server.core_pid
         self._core = processes.stat(pid) if pid is not None else None
-        self._log_start = _size(server.process.log)
+        self._log_start = looking.size_of(server.process.log) or 0
 
-    async def play(
-        self, case: Case, played: Played, on_stuck: Look | None, on_look: Look | None
-    ) -> None:
-        """Play ``case`` and write into ``played`` what came of it.
-
-        Raises:
-            SupervisorError: the process that owns the server is gone.
-            KeyboardInterrupt: the session was cancelled.
-        """
+    async def play(self, case: Case, played: Played, on_look: Look | None) -> None:
+        """Play ``case`` and write into ``played`` what came of it. Raises SupervisorError: the
+        process that owns the server is gone; KeyboardInterrupt: the session was cancelled."""
         watching = asyncio.ensure_future(self._watch())
         performing = asyncio.ensure_future(self._perform(case.operations, played))
         try:
@@ -80,7 +71,7 @@ class Observing:
             watching.cancel()
             if self.cancelled.is_set():
                 raise KeyboardInterrupt
-            await self._close(played, on_stuck, on_look)
+            await self._close(played, on_look)
         finally:
             for task in (watching, performing):
                 task.cancel()
@@ -188,7 +179,7 @@ class Observing:
 
     # ------------------------------------------------------------------ the end
 
-    async def _close(self, played: Played, on_stuck: Look | None, on_look: Look | None) -> None:
+    async def _close(self, played: Played, on_look: Look | None) -> None:
         if self.state is PlayState.ENDED and self._failed():
             await asyncio.sleep(EXIT_S)  # a process that ends of it is still to be seen
         if self._dead():
@@ -202,10 +193,8 @@ class Observing:
             played.stuck = list(self.sending.pending)
             if not self.stack:
                 self.stack, _ = await looking.stacks(self.server, self.recorder.dir)
-        alive = self.server.process.exit_code is None
-        for look in (on_stuck if hung else None, on_look if alive else None):
-            if look is not None:
-                await self._call(look)
+        if on_look is not None and self.server.process.exit_code is None:
+            await self._call(on_look)
         await self._look(hung)
         if hung:
             await self.sending.give_up()
@@ -266,10 +255,3 @@ def blocks(operations: Sequence[Operation], number: int) -> Iterator[Sequence[Op
     for block in range(number):
         first = block * len(operations) // number
         yield operations[first : (block + 1) * len(operations) // number]
-
-
-def _size(log: Path) -> int:
-    try:
-        return log.stat().st_size
-    except OSError:
-        return 0

@@ -1,32 +1,32 @@
-"""Plays a case on a fresh server, and tells what came of it."""
+"""Attempts at a case, each on a fresh server, and what came of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ctypes
+import json
+import shlex
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.pictures import pictures
-from mmrepro.case.played import Played, PlayState
-from mmrepro.engines import Engine, get_engine
+from mmrepro.case.sending import Played, PlayState
+from mmrepro.engines import get_engine
 from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.errors import EngineStartError
+from mmrepro.errors import EngineStartError, UsageError
 from mmrepro.evidence.recorder import Listener
-from mmrepro.incident import EVIDENCE_DIR, Fidelity, HostFacts, StandIn
+from mmrepro.incident import EVIDENCE_DIR
 from mmrepro.incident.folder import Journal, prepared
 from mmrepro.machine.gpu import Choice, leased
-from mmrepro.machine.host import host_facts
+from mmrepro.models import TinyModel, TinyQwen2VL
+from mmrepro.models.tiny import TINY, TinyText
+from mmrepro.play.looking import of_engine, read_tracebacks
 from mmrepro.play.observing import Observing
-from mmrepro.play.options import Look as Look, PlayOptions as PlayOptions
-from mmrepro.play.served import replayed
-from mmrepro.play.tracebacks import of_engine, read_tracebacks
+from mmrepro.play.players import Look as Look, PlayOptions as PlayOptions
 from mmrepro.run.judge import Deadlines, derive
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.runner import blank, driving, model_of
@@ -40,7 +40,8 @@ from mmrepro.run.start import (
     target,
 )
 from mmrepro.run.starter import Starter
-from mmrepro.scenario import Scenario
+from mmrepro.scenario import Drive, Scenario
+from mmrepro.scenario.registry import load_scenario
 
 NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
@@ -49,24 +50,9 @@ UNKNOWN_S = 0.2
 """An answer's time, where a gate measured none."""
 
 
-@dataclass
-class _Known:
-    """What the plays of a session share; two may ask at a time."""
-
-    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    environments: dict[EnvironmentSpec, Environment] = field(default_factory=dict)
-    gpu: Choice | None = None
-    building: threading.RLock = field(default_factory=threading.RLock)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Player:
-    """Fresh servers for the plays of one session.
-
-    Attributes:
-        deadlines: of ``calibrate()``; None before.
-        start_mode, fidelity, stand_ins: of the last start.
-    """
+    """Fresh servers for the plays of one session. ``deadlines``: of ``calibrate()``; None
+    before."""
 
     def __init__(
         self,
@@ -80,11 +66,11 @@ class Player:
         self.server, self.folder, self.listener = server, folder, listener
         self.options = RunCommand(timeout_s=timeout_s)
         self.deadlines: Deadlines | None = None
-        self.start_mode = ""
-        self.fidelity = Fidelity.CPU
-        self.stand_ins: list[StandIn] = []
         self.starter = Starter(start_mode, several=True)
-        self._known = _Known()
+        self._held = contextlib.ExitStack()
+        self._environments: dict[EnvironmentSpec, Environment] = {}
+        self._gpu: Choice | None = None
+        self._building, self._lock = threading.RLock(), threading.Lock()  # two may ask at a time
         self._cancelled = threading.Event()
         self._starting: set[int] = set()
         self._tries_cold = True
@@ -95,16 +81,11 @@ class Player:
     def __exit__(self, *_: object) -> None:
         self.cancel()
         self.starter.__exit__()
-        self._known.held.close()
-
-    @property
-    def host(self) -> HostFacts:
-        gpu = self._known.gpu
-        return host_facts(gpu.names, gpu.facts()) if gpu else host_facts()
+        self._held.close()
 
     def cancel(self) -> None:
         """Plays in other threads stop their servers and raise KeyboardInterrupt."""
-        with self._known.lock:
+        with self._lock:
             self._cancelled.set()
             for thread in self._starting:
                 # A build or a start looks at no event; it ends as by Ctrl-C in the main thread.
@@ -138,14 +119,12 @@ class Player:
         options: PlayOptions,
         folder: Path,
         *,
-        on_stuck: Look | None = None,
         on_look: Look | None = None,
     ) -> Played:
         """Play ``case``, whose pictures lie below ``contents``, with all that is kept in
         ``folder``. Two at a time may be played.
 
         Args:
-            on_stuck: called while the server still hangs.
             on_look: called before a server is stopped that still lives, hung or not.
 
         Raises:
@@ -169,14 +148,19 @@ class Player:
                     observing = Observing(
                         server, journal.recorder, options, deadlines, made, self._cancelled
                     )
-                    asyncio.run(observing.play(case, played, on_stuck, on_look))
+                    asyncio.run(observing.play(case, played, on_look))
                     journal.recorder.phase = "stop"
         except EngineStartError as error:
             if any(sign in line for line in error.detail for sign in NO_ROOM):
                 raise
             if journal.incident.engine.start_mode == StartMode.COLD:
                 self._tries_cold = False  # the mode makes no difference to this failure
-            _not_started(played, error, journal, get_engine(case.server.engine))
+            engine = get_engine(case.server.engine)
+            first = of_engine(read_tracebacks(journal.recorder.dir / "engine.log"), engine)
+            played.state, played.said = PlayState.START_FAILED, error.message
+            named = [first.error] if first else []
+            played.causes = list(dict.fromkeys([*named, *error.detail]))
+            played.frames = first.frames_of(engine) if first else []
             played.unsent = [op.id for op in case.operations]
         played.seconds = round(time.monotonic() - began, 2)
         return played
@@ -191,48 +175,39 @@ class Player:
         return Journal(incident, folder, self.listener)
 
     def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
-        """A server that is ready. Raises as ``start`` and ``ensure``, and KeyboardInterrupt."""
-        with self._interruptible():
-            return self._start(scenario, options, journal)
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """What this thread does is broken off by :meth:`cancel`."""
+        """A server that is ready; :meth:`cancel` breaks this off. Raises as ``start`` and
+        ``ensure``, and KeyboardInterrupt."""
         mine = threading.get_ident()
-        with self._known.lock:
+        with self._lock:
             if self._cancelled.is_set():
                 raise KeyboardInterrupt
             self._starting.add(mine)
         try:
-            yield
+            return self._start(scenario, options, journal)
         finally:
-            with self._known.lock:
+            with self._lock:
                 self._starting.discard(mine)
 
     def _start(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
         wanted = target(scenario, options)
-        with self._known.building:
+        with self._building:
             environment = self._environment(wanted, journal)
             model, journal.incident.model = model_of(scenario.model, options.model)
-        gpu, cold = self._known.gpu, self._tries_cold
+        gpu, cold = self._gpu, self._tries_cold
         spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
         with journal.stage("start-up"):
-            server = start(spec, journal, self.starter)
-        self.start_mode, self.fidelity = server.mode, server.plan.fidelity
-        self.stand_ins = server.plan.stand_ins
-        return server
+            return start(spec, journal, self.starter)
 
     def _environment(self, wanted: EnvironmentSpec, journal: Journal) -> Environment:
         """Found or built once a session, and kept from being pruned as long as it lasts."""
-        known = self._known
-        if wanted.device == "cuda" and known.gpu is None:
-            known.gpu = known.held.enter_context(leased())
+        if wanted.device == "cuda" and self._gpu is None:
+            self._gpu = self._held.enter_context(leased())
 
-        if wanted not in known.environments:
+        if wanted not in self._environments:
             environment = have_environment(wanted, journal)
-            known.held.enter_context(environment.in_use())
-            known.environments[wanted] = environment
-        environment = known.environments[wanted]
+            self._held.enter_context(environment.in_use())
+            self._environments[wanted] = environment
+        environment = self._environments[wanted]
         note_environment(journal, environment)
         return environment
 
@@ -245,10 +220,62 @@ async def _gate(server: Started, journal: Journal) -> None:
         await server.spec.scenario.gate(drive)
 
 
-def _not_started(played: Played, error: EngineStartError, journal: Journal, engine: Engine) -> None:
-    log = journal.recorder.dir / "engine.log"
-    first = of_engine(read_tracebacks(log), engine)
-    played.state, played.said = PlayState.START_FAILED, error.message
-    named = [first.error] if first else []
-    played.causes = list(dict.fromkeys([*named, *error.detail]))
-    played.frames = first.frames_of(engine) if first else []
+# -------------------------------------------------------- the scenario that starts a case's server
+
+NAME = "replay"
+
+
+class _Replayed(Scenario):
+    """A case is played.
+
+    What: the requests of a case are sent to a fresh server.
+
+    Why: to see whether it fails.
+    """
+
+    name = NAME
+    release = ""
+    affected = ""
+
+    async def trigger(self, drive: Drive) -> None:
+        """The player sends what the case says."""
+
+
+def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCommand]:
+    """The scenario that starts ``wanted``, and the options with its model and mitigation. Raises
+    UsageError: there is no such model or mitigation."""
+    given = None if wanted.model in TINY else Path(wanted.model)
+    attributes: dict[str, Any] = {
+        "__doc__": _Replayed.__doc__,
+        "engine": wanted.engine,
+        "release": wanted.release,
+        "model": TINY[wanted.model] if given is None else _stand_in(given),
+        "max_model_len": wanted.max_model_len,
+        "server": shlex.join(wanted.args),
+        "server_env": wanted.env,
+    }
+    names: tuple[str, ...] = ()
+    if wanted.mitigation:
+        scenario, _, name = wanted.mitigation.rpartition("/")
+        known = load_scenario(scenario)
+        if known.engine != wanted.engine:
+            raise UsageError(f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}.")
+        attributes["mitigations"], names = (known.mitigation(name),), (name,)
+    made = type("Replayed", (_Replayed,), attributes)()
+    return made, RunCommand(
+        model=given, mitigations=names, timeout_s=options.timeout_s, device=options.device
+    )
+
+
+def _stand_in(folder: Path) -> TinyModel:
+    """What is known of a model of the user's own: whether it sees images. Raises UsageError."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        names = ", ".join(TINY)
+        raise UsageError(
+            f"{folder} holds no model: its config.json cannot be read.",
+            hint=f"--model DIR, or one of {names}",
+        ) from error
+    sees = isinstance(config, dict) and any("vision" in name for name in config)
+    return TinyQwen2VL() if sees else TinyText()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,11 +10,59 @@ from mmrepro.campaign.search import Spent
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import Rate
-from mmrepro.replay.plays import Plays
-from mmrepro.replay.rate import rate_of
-from mmrepro.replay.seen import Seen
+from mmrepro.replay.attempts import Attempts
 from mmrepro.replay.shrink import Verdict
-from mmrepro.replay.store import Wanted
+from mmrepro.replay.store import Observation, Wanted
+
+CONFIDENCE = 0.95
+WRONG = 0.05
+"""Chance that any of the steps of a shrinking takes a failing case for one that does not fail."""
+_STEPS = 60
+"""Halvings: as far as a float tells."""
+
+
+def rate_of(failed: int, plays: int) -> Rate:
+    """With its exact (Clopper-Pearson) interval: each end leaves half of the doubt outside."""
+    doubt = (1 - CONFIDENCE) / 2
+    low = 0.0 if not failed else _where(lambda p: _at_least(failed, plays, p) < doubt)
+    high = 1.0 if failed == plays else _where(lambda p: _at_least(failed + 1, plays, p) < 1 - doubt)
+    return Rate(failed=failed, plays=plays, low=low, high=high, confidence=CONFIDENCE)
+
+
+def repeats(rate: float, steps: int, most: int) -> int:
+    """Plays without a failure after which a case counts as one that does not fail.
+
+    So many that, at ``rate``, all ``steps`` together are wrong in at most one of twenty cases; no
+    more than ``most``. A case that always failed is played once.
+    """
+    if rate >= 1:
+        return 1
+    if rate <= 0:
+        return most
+    needed = math.ceil(math.log(WRONG / max(1, steps)) / math.log(1 - rate))
+    return max(1, min(most, needed))
+
+
+def luck(rate: float, plays: int) -> float:
+    """Chance that ``plays`` plays of a failing case all show nothing."""
+    return max(0.0, 1 - rate) ** plays
+
+
+def _at_least(failed: int, plays: int, p: float) -> float:
+    """Chance of that many failures or more."""
+    return math.fsum(
+        math.comb(plays, k) * p**k * (1 - p) ** (plays - k) for k in range(failed, plays + 1)
+    )
+
+
+def _where(below: Callable[[float], bool]) -> float:
+    """The chance up to which ``below`` holds."""
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return (low + high) / 2
+
 
 GIVE_UP, MOST = 7, 12
 """Plays without a second sighting, and plays in all, of what comes and goes. A failure of every
@@ -24,7 +73,7 @@ WIDE = 0.6
 """An interval as wide as this tells little more than that it comes and goes."""
 
 
-def tally(seens: Sequence[Seen]) -> dict[str, tuple[int, int]]:
+def tally(seens: Sequence[Observation]) -> dict[str, tuple[int, int]]:
     """Of each bucket how often it was seen again, and in how many plays: that it was seen at all
     is why it is asked for, so its first sighting counts for nothing. The worst class first."""
     found: dict[str, tuple[int, int]] = {}
@@ -58,10 +107,6 @@ def decided(failed: int, plays: int, repeat: int, least: int = 0, give_up: int =
     return plays >= max(MOST, least) or rate.high - rate.low <= WIDE
 
 
-def confirmed(rate: Rate, repeat: int) -> bool:
-    return rate.failed >= repeat
-
-
 @dataclass
 class Candidates:
     """Plays smaller cases of one finding: a failure is one of the same bucket.
@@ -70,10 +115,11 @@ class Candidates:
         shows: whether a play shows the finding's failure.
         repeats: plays without it after which a candidate counts as one that does not fail.
         reserve: starts that are kept for what comes later.
+        jobs: candidates at a time.
     """
 
-    plays: Plays
-    shows: Callable[[Seen], bool]
+    plays: Attempts
+    shows: Callable[[Observation], bool]
     repeats: int = 1
     reserve: int = 0
     jobs: int = 1
@@ -81,9 +127,11 @@ class Candidates:
 
     @property
     def left(self) -> int:
+        """Candidates that may still be played."""
         return max(0, self.plays.left - self.reserve) // self.repeats
 
     def __call__(self, case: Case, what: str) -> Verdict:
+        """Raises Spent."""
         digest = case_digest(case)
         if digest in self.known:
             return self.known[digest]._replace(again=True)
@@ -99,7 +147,7 @@ class Candidates:
         return self.known[digest]
 
     def several(self, candidates: Sequence[tuple[Case, str]]) -> list[Verdict]:
-        """Played beside each other where one play of each tells."""
+        """Made beside each other where one attempt at each tells. Raises Spent."""
         new = {case_digest(case): (case, what) for case, what in candidates}
         new = {digest: one for digest, one in new.items() if digest not in self.known}
         if self.repeats == 1 and len(new) > 1 and self.left >= len(new):

@@ -1,26 +1,33 @@
-"""Is it a known failure? Every scenario's signature is tried on the server that failed, or on what
-is left of it."""
+"""Known failures: every scenario's signature, tried on the server that failed or on its remains.
+
+Also what a new scenario of a finding looks for, and the server of the known scenarios.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mmrepro.case.model import Case
-from mmrepro.case.pictures import pictures
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.files import pictures, read_case
+from mmrepro.case.model import CASE_FILE, Case, ServerWanted
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.diagnose.match import all_scenarios, match_all, union
 from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.incident.diagnosis import Fit, Match
-from mmrepro.incident.replay import Sighting
-from mmrepro.oracle.buckets import alike
+from mmrepro.incident.replay import Finding, FindingClass, Sighting
+from mmrepro.machine.files import is_file
+from mmrepro.models.tiny import TINY
+from mmrepro.oracle.judged import alike
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.logs import LogsProbe
-from mmrepro.replay.seen import Looked, Named, Seen
-from mmrepro.scenario import Finding, LiveFacts, Scenario, Truth
+from mmrepro.replay.store import LiveLook, Named, Observation
+from mmrepro.scenario import Finding as Judgement, LiveFacts, Scenario, Truth
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.silent import SILENT, Failure
 from packaging.version import Version
@@ -31,7 +38,7 @@ TRIED = 3
 """Scenarios that are named where none fits."""
 
 
-def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> Looked:
+def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> LiveLook:
     """Diagnoses a server while it lives; the incident goes beside the attempt's evidence."""
     out = log.parent.parent / DIAGNOSIS_DIR
     options = DiagnoseCommand(
@@ -40,13 +47,13 @@ def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> Looked:
     try:
         found = diagnose(options)
     except MmreproError as error:
-        return Looked(why=f"the server could not be looked at: {error.message}")
-    return Looked(matches=found.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
+        return LiveLook(why=f"the server could not be looked at: {error.message}")
+    return LiveLook(matches=found.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
 
 
 def named(
-    bucket: str, seen: Seen, case: Case, played: Played, folder: Path, looked: Looked
-) -> Seen:
+    bucket: str, seen: Observation, case: Case, played: Played, folder: Path, looked: LiveLook
+) -> Observation:
     """``seen`` with what ``bucket`` is called; unchanged where the attempt does not show it.
 
     A scenario names a failure only if every condition of it is met, on a release and with options
@@ -122,7 +129,7 @@ def recognised(sighting: Sighting, case: Case, folder: Path, why: str) -> Named:
         try:
             found = scenario.recognises(failure)
         except Exception as error:
-            found = Finding.unknown(f"looking for it failed: {type(error).__name__}: {error}")
+            found = Judgement.unknown(f"looking for it failed: {type(error).__name__}: {error}")
         if found.truth is Truth.MET:
             return Named(known=scenario.name, variant=scenario.variant, why=found.observed)
         if found.truth is Truth.UNKNOWN:
@@ -142,3 +149,137 @@ def mitigation(named: Named, release: str) -> str:
         if not one.release and one.effective_on.contains(Version(release), prereleases=True):
             return f"{scenario.name}/{one.name}"
     return ""
+
+
+# ------------------------------------------------------------------------- a scenario of a finding
+
+INWARD = " > "
+"""Between the functions of a hang's bucket, outermost first."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What of a class of findings a scenario looks for, as Python.
+
+    Attributes:
+        pattern: of the engine's log; "": none.
+        observed: what one answer shows, where that is the symptom.
+    """
+
+    symptoms: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    pattern: str = ""
+    observed: dict[str, str] | None = None
+    healthy: str = ""
+
+
+def signature_of(finding: Finding, case: Case) -> Signature:
+    """What a run of the case must show to be this finding again."""
+    pattern = exception_pattern(finding.log_lines)
+    logged = ('in_log("the log holds the exception that the replay saw", "exception")',)
+    failing = [op for op in finding.operations if op in {one.id for one in case.operations}]
+    if finding.finding_class is FindingClass.HANG:
+        path = hang_path(finding.bucket)
+        stands = (f"stands_in({', '.join(map(repr, path))})",) if path else ()
+        seen = ("some_request_unanswered()", "new_request_unanswered()")
+        return Signature(seen, stands or (logged if pattern else ()), "" if stands else pattern)
+    if finding.finding_class is FindingClass.DEATH:
+        return Signature(("server_gone()",), logged if pattern else (), pattern)
+    if finding.finding_class is FindingClass.FAILING:
+        return Signature(("every_request_fails()",), logged if pattern else (), pattern)
+    if finding.finding_class is FindingClass.SERVER_ERROR:
+        labels = ", ".join(map(repr, failing[:3]))
+        fails = (f"fails_in_server({labels})",) if labels else ()
+        healthy = f", answered({labels})" if labels else ""
+        return Signature(fails, logged if pattern else (), pattern, healthy=healthy)
+    return Signature(observed=_observed(finding, failing or [case.operations[-1].id]))
+
+
+def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
+    """What is seen of the first answer that shows it."""
+    for one in finding.expectations:
+        if one.cached_at_most is not None:
+            return {
+                "statement": f"{one.operation} takes more than {one.cached_at_most} tokens from "
+                "the cache",
+                "label": one.operation,
+                "test": f"(sent.cached_tokens or 0) > {one.cached_at_most}",
+                "told": "{sent.cached_tokens} tokens from the cache",
+            }
+        if one.text is not None:
+            return {
+                "statement": f"{one.operation} is answered otherwise than it should be",
+                "label": one.operation,
+                "test": f"sent.answered and sent.text != {one.text!r}",
+                "told": "{sent.reply} {sent.text[:80]!r}",
+            }
+    return {
+        "statement": "TODO: what of the answer shows it",
+        "label": failing[0],
+        "test": "False",
+        "told": "{sent.reply} {sent.text[:80]!r}",
+    }
+
+
+def hang_path(bucket: str) -> list[str]:
+    """The functions in which a hang of this bucket stands, outermost first; []: none are known."""
+    where = bucket.rpartition("/")[2]
+    return where.split(INWARD) if where else []
+
+
+def exception_pattern(lines: list[str]) -> str:
+    """A pattern of the log's line: the exception and its words, up to the first thing that differs
+    from run to run (a number, a hash, something quoted)."""
+    named = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt))\b(.*)")
+    for line in lines:
+        if found := named.search(line):
+            words = re.split(r"[\d'\"`/]|0x", found[2], maxsplit=1)[0][:60].rstrip()
+            return re.escape(found[1] + words).replace("\\ ", " ")
+    return ""
+
+
+# -------------------------------------------------------------------------------------- the server
+
+
+def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> ServerWanted:
+    """The server: a case's own, for a recording that of the engine's scenarios; what ``asked`` says
+    goes over both. Raises UsageError: no engine, or none of that name, or no such release."""
+    # A case is a folder with one, or a file called so.
+    places = (place for place in (resume, file) if place)
+    kept = next((p for p in places if p.name == CASE_FILE or is_file(p / CASE_FILE)), None)
+    own = read_case(kept)[0].server if kept else None
+    if own is not None and asked.get("engine", own.engine) != own.engine:
+        raise UsageError(
+            f"{kept} is a case of {own.engine}, not of {asked['engine']}: another engine has other "
+            "options.",
+            hint=f"leave --engine out, or change the server in {CASE_FILE}",
+        )
+    if own is None:
+        if "engine" not in asked:
+            raise UsageError(
+                "--engine says which engine the traffic is played on.",
+                hint=f"mmrepro replay {file} --engine vllm",
+            )
+        get_engine(asked["engine"])
+        own = usual_server(asked["engine"])
+    wanted = ServerWanted.model_validate({**own.model_dump(), **asked})
+    get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
+    return wanted
+
+
+def usual_server(engine: str) -> ServerWanted:
+    """The newest release that a known scenario runs, and the tiny model that goes with it."""
+    known = last_known(engine)
+    return ServerWanted(
+        engine=engine,
+        release=known.release,
+        model=next(name for name, tiny in TINY.items() if type(tiny) is type(known.model)),
+        max_model_len=known.max_model_len,
+    )
+
+
+def last_known(engine: str) -> Scenario:
+    """The known scenario of ``engine`` with the newest release: release and model go together."""
+    tiny = {type(model) for model in TINY.values()}
+    found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
+    return max(found, key=lambda scenario: Version(scenario.release))

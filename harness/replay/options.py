@@ -64,11 +64,8 @@ class ServerCommand(Command):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What is asked of the server, by the fields of :class:`ServerWanted`.
-
-        Raises:
-            UsageError: a variable is not NAME=VALUE.
-        """
+        """What is asked of the server, by the fields of :class:`ServerWanted`. Raises UsageError: a
+        variable is not NAME=VALUE."""
         env = {}
         for text in self.env:
             name, sign, value = text.partition("=")

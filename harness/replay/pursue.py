@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.campaign.search import Spent
+from mmrepro.capture.anonymise import anonymise
+from mmrepro.capture.messages import Captured
 from mmrepro.case.files import read_contents, write_case
-from mmrepro.case.model import CASE_FILE, Case
-from mmrepro.incident.replay import Finding, FindingClass, Rate, Sighting
-from mmrepro.oracle.buckets import alike
-from mmrepro.oracle.quiescence import grows
-from mmrepro.replay.confirm import MOST, Candidates, confirmed, decided
-from mmrepro.replay.plays import Plays
-from mmrepro.replay.rate import luck, rate_of, repeats
-from mmrepro.replay.seen import Named, Seen
+from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Case
+from mmrepro.errors import UsageError
+from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass, Rate, Sighting, Step
+from mmrepro.machine.files import write_file
+from mmrepro.oracle.judge import grows
+from mmrepro.oracle.judged import alike
+from mmrepro.replay.attempts import Attempts
+from mmrepro.replay.confirm import MOST, Candidates, decided, luck, rate_of, repeats
 from mmrepro.replay.shrink import Shrinking
-from mmrepro.replay.store import BLOCKS, Wanted
+from mmrepro.replay.store import BLOCKS, Named, Observation, Wanted
 
 FATAL = frozenset(
     {
@@ -43,7 +45,7 @@ class Start:
 
     bucket: str
     case: Case
-    seen: Seen
+    seen: Observation
     rate: Rate
     before: int
     limits: tuple[str, ...] = ()
@@ -53,13 +55,9 @@ class Start:
 
 @dataclass
 class Pursuit:
-    """Makes findings of failures.
+    """Makes findings of failures. ``repeat``: attempts that confirm what is left."""
 
-    Attributes:
-        repeat: attempts that confirm what is left.
-    """
-
-    plays: Plays
+    plays: Attempts
     repeat: int
     shrink: bool
     _repeats: int = 1
@@ -81,7 +79,7 @@ class Pursuit:
             said=sighting.said,
             expected=sighting.expected,
             rate=start.rate,
-            confirmed=confirmed(start.rate, self.repeat),
+            confirmed=start.rate.failed >= self.repeat,
             requests=len(start.case.operations),
             requests_before=start.before,
             folder=id,
@@ -113,8 +111,8 @@ class Pursuit:
     # ------------------------------------------------------------------ shrinking
 
     def _shrunk(
-        self, finding: Finding, start: Start, case: Case, seen: Seen, reserve: int
-    ) -> tuple[Case, Seen]:
+        self, finding: Finding, start: Start, case: Case, seen: Observation, reserve: int
+    ) -> tuple[Case, Observation]:
         rate = share(finding.rate)
         most = max(2, min(MOST_REPEATS, self.plays.left // CANDIDATES))
         test = Candidates(
@@ -126,7 +124,7 @@ class Pursuit:
         )
         before = finding.steps
 
-        def failing(seen: Seen) -> list[str]:
+        def failing(seen: Observation) -> list[str]:
             found = seen.sighting(start.bucket)
             return found.operations if found else []
 
@@ -152,7 +150,7 @@ class Pursuit:
     # ------------------------------------------------------------------ confirming what is left
 
     def _confirm(
-        self, finding: Finding, start: Start, case: Case, seen: Seen
+        self, finding: Finding, start: Start, case: Case, seen: Observation
     ) -> tuple[Case, Named | None]:
         """Plays what is left on fresh servers, with whole deadlines, and looks at one of them.
 
@@ -162,7 +160,7 @@ class Pursuit:
         untouched = case == start.case and len(case.operations) == start.before
         if finding.finding_class is FindingClass.HANG and self.shrink:
             untouched = False  # the plays before were judged early
-        plays: list[Seen] = []
+        plays: list[Observation] = []
         try:
             with self.plays.confirming():
                 while self._open(finding.bucket, plays, start.rate, untouched=untouched):
@@ -188,8 +186,14 @@ class Pursuit:
             finding.rate = start.rate
         elif plays:
             finding.rate = rate_of(len(failing), len(plays))
-        finding.confirmed = confirmed(finding.rate, self.repeat)
-        self._note_rate(finding)
+        finding.confirmed = finding.rate.failed >= self.repeat
+        if (rate := share(finding.rate)) < 1 and self.shrink:
+            times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
+            finding.limits.append(
+                f"it comes and goes: at this rate {times} of a case that fails show nothing in "
+                f"{luck(rate, self._repeats):.1%} of the cases, and a smaller case was taken for "
+                "sound after that; more may be left than is needed"
+            )
         self._keep(finding, case, failing[-1] if failing else seen)
         named = _name(plays, finding.bucket)
         if named is not None:
@@ -202,7 +206,9 @@ class Pursuit:
                 shutil.copytree(source, self.folder / finding.diagnosis, dirs_exist_ok=True)
         return case, named
 
-    def _open(self, bucket: str, plays: list[Seen], before: Rate, *, untouched: bool) -> bool:
+    def _open(
+        self, bucket: str, plays: list[Observation], before: Rate, *, untouched: bool
+    ) -> bool:
         """Whether one more play tells something. What came and went before is not taken for
         something else because it shows a few times in a row."""
         failed = sum(p.has(bucket) for p in plays)
@@ -212,17 +218,7 @@ class Pursuit:
         least = 0 if share(before) == 1 else OF_RATE if failed else MOST
         return not decided(failed, len(plays), self.repeat, least)
 
-    def _note_rate(self, finding: Finding) -> None:
-        rate = share(finding.rate)
-        if rate < 1 and self.shrink:
-            times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
-            finding.limits.append(
-                f"it comes and goes: at this rate {times} of a case that fails show nothing in "
-                f"{luck(rate, self._repeats):.1%} of the cases, and a smaller case was taken for "
-                "sound after that; more may be left than is needed"
-            )
-
-    def _keep(self, finding: Finding, case: Case, seen: Seen) -> None:
+    def _keep(self, finding: Finding, case: Case, seen: Observation) -> None:
         """What is shown of it is of ``case`` and its play; the case is on disk."""
         sighting = seen.sighting(finding.bucket)
         if sighting is not None:
@@ -233,7 +229,7 @@ class Pursuit:
         write_case(case, self.folder / finding.folder, read_contents(case, self.folder))
 
 
-def _name(plays: Sequence[Seen], bucket: str) -> Named | None:
+def _name(plays: Sequence[Observation], bucket: str) -> Named | None:
     """That one of the plays gave to this failure: the case may have been played for another."""
     names = (play.named for play in plays)
     return next((n for n in names if n is not None and alike(n.bucket, bucket)), None)
@@ -246,3 +242,66 @@ def share(rate: Rate) -> float:
 def show(finding: Finding, sighting: Sighting) -> None:
     finding.said, finding.expected = sighting.said, sighting.expected
     finding.expectations, finding.operations = sighting.expectations, sighting.operations
+
+
+# -------------------------------------------------------------------------------- with other words
+
+COMPARED = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
+"""Classes that one play does not show."""
+MOST_PLAYS = 3
+"""Of a failure that comes and goes."""
+PUBLIC = "texts and images are random ones of the same shape"
+
+
+def attempt_publicly(
+    plays: Attempts, finding: Finding, case: Case, folder: Path, seed: int
+) -> None:
+    """Plays ``case``, what is left of a confirmed and unknown finding, without what people wrote;
+    if it fails likewise it is kept below the finding's folder, for what leaves the machine.
+
+    ``folder``: the replay's, with the pictures. Without a start that is left nothing is played.
+    """
+    told = finding.known is not None or not finding.confirmed  # there is nothing to report
+    random = case.origin.anonymised or not case.operations
+    if told or random or finding.finding_class in COMPARED or plays.left < 1:
+        return
+    given = Path(case.server.model)
+    model = given if (given / "tokenizer.json").is_file() else None  # whose tokens count
+    try:
+        changed = anonymise(Captured(case, read_contents(case, folder)), seed, model)
+    except UsageError as error:
+        finding.limits.append(f"not played with random texts: {error.message.rstrip('.')}")
+        return
+    for sha256, data in changed.contents.items():
+        (folder / IMAGES_DIR).mkdir(exist_ok=True)
+        write_file(folder / IMAGES_DIR / sha256, data)
+    rate, failed, made = finding.rate, 0, 0
+    try:
+        for number in range(1, 1 + (1 if rate.failed == rate.plays else MOST_PLAYS)):
+            what = f"{finding.id}: with random texts and images"
+            seen = plays.play(Wanted(changed.case, "confirm", number, what))
+            failed, made = failed + seen.has(finding.bucket), number
+            if failed:
+                break
+    except Spent:
+        pass
+    if not made:
+        return
+    finding.starts += made
+    finding.steps.append(
+        Step(
+            what=PUBLIC,
+            kept=bool(failed),
+            requests=len(case.operations),
+            failed=failed,
+            plays=made,
+            why="for what leaves this machine",
+        )
+    )
+    if failed:
+        write_case(changed.case, folder / finding.folder / PUBLIC_DIR, changed.contents)
+    else:
+        finding.limits.append(
+            f"with random texts and images of the same shape it did not show in {made} "
+            f"play{'s' * (made > 1)}: what leaves this machine may not fail"
+        )

@@ -9,23 +9,30 @@ debugging (Zeller and Hildebrandt, IEEE TSE 28(2), 2002) calls it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from mmrepro.campaign.search import Spent
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import Needed, Step
-from mmrepro.replay.classes import abnormal, alike, grouped, kinds, sharing
-from mmrepro.replay.order import as_it_went
-from mmrepro.replay.seen import Seen
 from mmrepro.replay.simplify import (
     Change,
+    abnormal,
     all_at_once,
     all_options_left_out,
+    as_it_went,
     changes,
+    grouped,
+    kinds,
     options_left_out,
+    sharing,
+    stand_ins,
 )
+from mmrepro.replay.store import Observation
+
+if TYPE_CHECKING:
+    from mmrepro.replay.confirm import Candidates
 
 FEW, MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most likely."""
@@ -37,27 +44,9 @@ class Verdict(NamedTuple):
     fails: bool
     failed: int
     plays: int
-    seen: Seen | None = None
+    seen: Observation | None = None
     again: bool = False
     """The same case was asked for before: nothing was played."""
-
-
-class Test(Protocol):
-    """Plays candidates; a failure is one of the same bucket."""
-
-    def __call__(self, case: Case, what: str) -> Verdict:
-        """Raises Spent."""
-
-    def several(self, candidates: Sequence[tuple[Case, str]]) -> list[Verdict]:
-        """As many at a time as the machine bears; raises Spent."""
-
-    @property
-    def left(self) -> int:
-        """Candidates that may still be played."""
-
-    @property
-    def jobs(self) -> int:
-        """Candidates at a time."""
 
 
 @dataclass
@@ -75,9 +64,9 @@ class Shrinking:
     """
 
     case: Case
-    seen: Seen
-    test: Test
-    failing: Callable[[Seen], list[str]]
+    seen: Observation
+    test: Candidates
+    failing: Callable[[Observation], list[str]]
     grew: Callable[[], None] = lambda: None
     simpler: bool = True
     plainer: bool = True
@@ -229,13 +218,14 @@ class Shrinking:
         self.minimal = True
 
     def _each_once(self) -> None:
-        groups = alike(self.case, self.seen)
+        groups = stand_ins(self.case, self.seen)
         stands = {op: group[0] for group in groups for op in group[1:]}
         try:
             odd = set(abnormal(self.seen)) | set(self._culprits())
             first = sorted((g[0] for g in groups), key=lambda op: op in odd)  # these hardly go
-            for batch in _batches([*first, *stands], self.test.jobs):
-                self._leave_out(batch)
+            order, size = [*first, *stands], self.test.jobs
+            for start in range(0, len(order), size):
+                self._leave_out(order[start : start + size])
         except Spent:
             missing = [op for op in self.ids if op not in self.needed]
             if any(stands.get(op) not in self.needed for op in missing):
@@ -306,7 +296,7 @@ class Shrinking:
 
     def _affords(self, plays: int) -> bool:
         """Whether one operation of each kind can still be left out afterwards."""
-        return self.test.left >= plays + len(alike(self.case, self.seen))
+        return self.test.left >= plays + len(stand_ins(self.case, self.seen))
 
     # ------------------------------------------------------------------ steps
 
@@ -356,8 +346,3 @@ class Shrinking:
 def _why(verdict: Verdict, of: str) -> str:
     plays = f"{verdict.plays} play{'s' * (verdict.plays > 1)}"
     return f"without it: no such failure in {plays} of {of}"
-
-
-def _batches(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.engines import Engine
 from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.oracle.crosstalk import crosstalk, runs_needed
@@ -21,11 +21,10 @@ from mmrepro.oracle.reference import (
     reference_case,
     reference_limits,
 )
-from mmrepro.replay.seen import Seen
-from mmrepro.replay.store import BLOCKS, Wanted
+from mmrepro.replay.store import BLOCKS, Observation, Wanted
 
 if TYPE_CHECKING:
-    from mmrepro.replay.plays import Plays
+    from mmrepro.replay.attempts import Attempts
 
 LEAST_OF_BLOCK = 8
 """Operations: of fewer nothing is told by what grows from block to block."""
@@ -43,7 +42,7 @@ class Silent:
         judged: what was said besides sightings.
     """
 
-    plays: Plays
+    plays: Attempts
     engine: Engine
     contents: Path | None
     reference: Played | None = None
@@ -65,7 +64,7 @@ class Silent:
             self.own = self.plays.whole(self.plays.play(Wanted(plain, "silent", 2, said)))
         return agreeing(judged, compare_with_reference(case, played, self.own))
 
-    def compare(self, case: Case) -> tuple[Case, Seen] | None:
+    def compare(self, case: Case) -> tuple[Case, Observation] | None:
         """The case with what is needed to compare it, and its play; None: there is no reference,
         and ``judged`` says why. Raises Spent."""
         limits = reference_limits(self.engine)

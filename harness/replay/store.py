@@ -1,4 +1,4 @@
-"""A replay in its folder: its document, and the journal of its attempts.
+"""What attempts showed, and a replay in its folder: its document, and the journal of its attempts.
 
 Whoever goes on with it repeats none that ended.
 """
@@ -13,18 +13,168 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import mmrepro
 from mmrepro.case.files import case_digest
-from mmrepro.case.model import Case
+from mmrepro.case.model import Case, Operation
+from mmrepro.case.sending import Played
+from mmrepro.evidence import RequestRecord
 from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
-from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE, Finding, Fuzz, PlayFacts, Replay
+from mmrepro.incident.diagnosis import Match
+from mmrepro.incident.replay import (
+    REPLAY_FILE,
+    VERDICTS_FILE,
+    Finding,
+    Fuzz,
+    Learnt,
+    PlayFacts,
+    Replay,
+    Sighting,
+)
 from mmrepro.machine import journal
 from mmrepro.machine.host import host_facts
 from mmrepro.machine.journal import Journal, JournalKind, Line
-from mmrepro.records import Moment
+from mmrepro.oracle.judged import Judged, alike
+from mmrepro.records import Moment, Record
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.seen import Seen
 from mmrepro.run.judge import Deadlines
 from mmrepro.text.redact import Redactor
 from pydantic import Field, TypeAdapter, ValidationError
+
+STUCK, LEFT, UNSENT, BROKEN = "stuck", "left", "unsent", "broken"
+_SHOWN = 160
+_FRAMES, _LINES = 12, 12
+
+
+class Named(Record):
+    """What a look at the server, or its log, said of a known failure.
+
+    ``bucket``: of the failure that was looked for.
+    """
+
+    bucket: str = ""
+    known: Annotated[str | None, Field(description="a scenario that fits in all conditions")] = None
+    variant: str = ""
+    why: str = ""
+    diagnosis: Annotated[str, Field(description="folder of its incident, below the play's")] = ""
+
+
+class LiveLook(Record):
+    """What a look at a server that still lived told.
+
+    Attributes:
+        matches: known failures, by their signatures; None: nobody looked, and ``why``.
+        diagnosis: folder of its incident, below the attempt's.
+        learnt: of its limits.
+    """
+
+    matches: list[Match] | None = None
+    why: str = ""
+    diagnosis: str = ""
+    learnt: list[Learnt] = []
+
+
+class Observation(Record):
+    """One play, judged."""
+
+    play: PlayFacts
+    sightings: list[Sighting] = []
+    counted: dict[str, int] = {}
+    unseen: list[str] = []
+    said: str = ""
+    sent: Annotated[list[str], Field(description="operations in the order they were sent")] = []
+    times: Annotated[
+        dict[str, tuple[float, float | None]],
+        Field(description="operation: sent and ended, in seconds; None: it has no answer"),
+    ] = {}
+    answers: Annotated[
+        dict[str, str], Field(description="operation: its status, stuck, left, unsent or broken")
+    ] = {}
+    observed: Annotated[dict[str, str], Field(description="operation: what came, for people")] = {}
+    sizes: Annotated[dict[str, str], Field(description="operation: of its images")] = {}
+    stack: Annotated[list[str], Field(description="where it stands, innermost first")] = []
+    log_lines: list[str] = []
+    deadline_s: float = 0.0
+    folder: Annotated[str, Field(description="of the play, below the replay's")] = ""
+    named: Named | None = None
+
+    def has(self, bucket: str) -> bool:
+        return any(alike(seen, bucket) for seen in self.play.buckets)
+
+    def sighting(self, bucket: str) -> Sighting | None:
+        return next((s for s in self.sightings if alike(s.bucket, bucket)), None)
+
+    @property
+    def stuck(self) -> list[str]:
+        """In the order they were sent."""
+        return [op for op in self.sent if self.answers.get(op) == STUCK]
+
+
+def observation_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Observation:
+    """``play`` gets the state and the buckets."""
+    play.state, play.early = played.state.value, played.early
+    play.buckets = list(dict.fromkeys(s.bucket for s in judged.sightings))
+    play.start_s, play.seconds = played.start_s, played.seconds
+    records = {r.label: r for r in played.evidence.requests}
+    mine = [(op, records.get(op.id)) for op in case.operations]
+    began = min((r.sent.mono for _, r in mine if r is not None), default=0.0)
+    sent = sorted((r.sent.mono, number) for number, (_, r) in enumerate(mine) if r is not None)
+    stuck = set(played.stuck)
+    stack = played.frames  # of the exception, where no thread was looked at
+    if played.stack:
+        stack = [f"{f.name} ({f.file}:{f.line})" for f in played.stack[0].frames]
+    return Observation(
+        play=play,
+        sightings=judged.sightings,
+        counted=judged.counted,
+        unseen=judged.unseen,
+        said=played.said,
+        sent=[case.operations[number].id for _, number in sent],
+        times={
+            op.id: (
+                round(r.sent.mono - began, 4),
+                None if op.id in stuck else round(r.sent.mono - began + r.latency_s, 4),
+            )
+            for op, r in mine
+            if r is not None
+        },
+        answers={op.id: _answer(op, r, stuck) for op, r in mine},
+        observed={op.id: _observed(op, r, stuck) for op, r in mine},
+        sizes={
+            op.id: " ".join(f"{i.width}x{i.height}" for i in r.images)
+            for op, r in mine
+            if r is not None and r.images
+        },
+        stack=stack[:_FRAMES],
+        log_lines=played.causes[:_LINES],
+        deadline_s=played.deadline_s,
+    )
+
+
+def _answer(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str:
+    if op.id in stuck:
+        return STUCK
+    if record is None:
+        return UNSENT
+    if record.status is not None and record.status >= 400:
+        return str(record.status)
+    if op.leave:
+        return LEFT
+    return BROKEN if record.status is None or record.error else str(record.status)
+
+
+def _observed(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str:
+    """In the forms that ``Finding.observed`` names."""
+    if record is None:
+        return "not sent"
+    if op.id in stuck:
+        return f"no answer in {record.latency_s:.1f} s"
+    if op.leave and (record.status is None or record.status < 400):
+        return f"left after {op.leave}"
+    text = record.reply if record.status is None or record.status >= 400 else record.text
+    shown = " ".join(text.split())[:_SHOWN]
+    known = f"{record.status or 'no answer'}"
+    return shown if shown.startswith(known) else f"{known} {shown}".strip()
+
+
+# -------------------------------------------------------------------------------------- the folder
 
 How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "silent"]
 """What an attempt is for, as far as it changes how it is made."""
@@ -84,7 +234,7 @@ class Began(_OfAttempt):
 
 class Ended(_OfAttempt):
     kind: Literal["ended"] = "ended"
-    seen: Seen
+    seen: Observation
     answer_s: Annotated[float | None, Field(description="of a calibration: the deadline")] = None
     suspect_s: float | None = None
     rule: str = ""
@@ -126,7 +276,20 @@ class ReplayFolder:
         findings' folders with their ``case.json`` are there by then."""
         self.folder, self.case, self.options = folder, case, options
         self._write_documents = write
-        self.journal = Journal(VERDICTS, folder, _head(case, options))
+        decides = {
+            "--time": options.time,
+            "--budget": str(options.budget),
+            "--repeat": str(options.repeat),
+            "--no-shrink": "" if options.shrink else "yes",
+            "--seed": str(options.seed),
+        }
+        head = Head(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            case=case_digest(case),
+            decides=decides,
+        )
+        self.journal = Journal(VERDICTS, folder, head)
         kept = [line for line in self.journal.kept if isinstance(line, Ended)]
         self.ended: dict[Key, Ended] = {line.key: line for line in kept}
         self.replay = self._blank()
@@ -138,17 +301,15 @@ class ReplayFolder:
     def __exit__(self, *_: object) -> None:
         self.journal.close()
 
-    def begin_attempt(self, number: int, key: Key, facts: PlayFacts) -> None:
+    def begin_attempt(self, key: Key, facts: PlayFacts) -> None:
         """Write down that it is made."""
-        what, asked = facts.what, facts.requests
+        number, what, asked = facts.number, facts.what, facts.requests
         self.journal.append(Began(**key.fields, number=number, what=what, requests=asked))
 
-    def end_attempt(
-        self, number: int, key: Key, seen: Seen, deadlines: Deadlines | None = None
-    ) -> Ended:
+    def end_attempt(self, key: Key, seen: Observation, deadlines: Deadlines | None = None) -> Ended:
         """Write down what it showed. Raises UsageError: it ended before."""
         measured = {} if deadlines is None else asdict(deadlines)
-        line = Ended(**key.fields, number=number, seen=seen, **measured)
+        line = Ended(**key.fields, number=seen.play.number, seen=seen, **measured)
         self.ended[key] = self.journal.append(line)
         return self.ended[key]
 
@@ -195,21 +356,6 @@ class ReplayFolder:
             fidelity=Fidelity.CPU,
             budget=options.budget,
         )
-
-
-def _head(case: Case, options: ReplayCommand) -> Head:
-    return Head(
-        mmrepro_version=mmrepro.__version__,
-        id=uuid.uuid4().hex[:12],
-        case=case_digest(case),
-        decides={
-            "--time": options.time,
-            "--budget": str(options.budget),
-            "--repeat": str(options.repeat),
-            "--no-shrink": "" if options.shrink else "yes",
-            "--seed": str(options.seed),
-        },
-    )
 
 
 def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:

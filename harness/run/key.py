@@ -198,7 +198,7 @@ DATA = {
     "mmrepro.supervise.warm": ("supervise", "fork*.py"),
     "mmrepro.environments.spec": ("environments", "{engine}.toml"),
     "mmrepro.scenarios.data": ("scenarios", "data/pad_value_pair/*"),
-    "mmrepro.case.pictures": ("scenarios", "data/pad_value_pair/*"),
+    "mmrepro.case.files": ("scenarios", "data/pad_value_pair/*"),
 }
 """Files that a module reads or has another interpreter run: a part of mmrepro, and a pattern of
 names in it."""

@@ -6,7 +6,7 @@ A name is imported when it is asked for: a scenario loads what it uses, not what
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mmrepro.case.driven import play_case as play_case
+    from mmrepro.case.sending import play_case as play_case
     from mmrepro.engines import Engine as Engine
     from mmrepro.engines.base import Mitigation as Mitigation, Patch as Patch
     from mmrepro.evidence import ImageSent as ImageSent, Phase as Phase

@@ -105,11 +105,8 @@ class Traffic:
         }
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        record = self._new_record(label, CHAT, deadline_s)
-        record.images = [p.sent() for p in images]
-        record.prompt_chars = len(text)
-        record.prompt_head = text[:200]
-        record.max_tokens = max_tokens
+        record = self._new_record(label, CHAT, deadline_s, text)
+        record.images, record.max_tokens = [picture.sent() for picture in images], max_tokens
         record.stream = stream
         return await self._send(record, json.dumps(body).encode(), started)
 
@@ -141,9 +138,8 @@ class Traffic:
         deadline_s: float,
     ) -> RequestRecord:
         """A request whose ``body`` was made elsewhere, watched; the rest is for its record."""
-        record = self._new_record(label, path, deadline_s)
+        record = self._new_record(label, path, deadline_s, text)
         record.stream, record.images, record.max_tokens = stream, list(images), max_tokens
-        record.prompt_chars, record.prompt_head = len(text), text[:200]
         return await self._send(record, body, watch=watch)
 
     async def count_tokens(self, text: str, *, deadline_s: float = 10.0) -> int | None:
@@ -198,7 +194,9 @@ class Traffic:
             return ""
         return "" if data is None else data.decode("utf-8", "replace")
 
-    def _new_record(self, label: str, path: str, deadline_s: float) -> RequestRecord:
+    def _new_record(
+        self, label: str, path: str, deadline_s: float, text: str = ""
+    ) -> RequestRecord:
         return RequestRecord(
             id=self.recorder.next_id(),
             phase=self.recorder.phase,
@@ -206,6 +204,8 @@ class Traffic:
             path=path,
             sent=Moment.now(),
             deadline_s=deadline_s,
+            prompt_chars=len(text),
+            prompt_head=text[:200],
         )
 
     async def _send(

@@ -62,8 +62,6 @@ class Drive:
     pending: list[asyncio.Task[RequestRecord]] = field(default_factory=list)
 
     def picture(self, name: str, seed: int, size: tuple[int, int] | None = None) -> Picture:
-        from mmrepro.traffic.drive import noise
-
         return noise(name, seed, size or self.image_size)
 
     def note(self, text: str) -> None:
@@ -278,11 +276,8 @@ def encoded(name: str, pixels: Pixels, **options: int) -> Picture:
 
 
 def read_picture(path: Path, hint: str = "") -> Picture:
-    """The picture in a file, called as the file is.
-
-    Raises:
-        UsageError: it cannot be read, or is no picture; with ``hint``.
-    """
+    """The picture in a file, called as the file is. Raises UsageError: it cannot be read, or is no
+    picture; with ``hint``."""
     from PIL import Image
 
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part, ServerWanted
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.comparison import compare_with_reference
@@ -50,7 +50,7 @@ def case_of(*faults: str) -> Case:
     return Case(server=server, images=images, operations=operations)
 
 
-class Plays:
+class Attempts:
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
         self.player = Player(case_of().server, folder=folder / "player")
@@ -62,13 +62,13 @@ class Plays:
 
 
 @pytest.fixture(scope="module")
-def plays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plays]:
-    plays = Plays(tmp_path_factory.mktemp("crosstalk"))
+def plays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attempts]:
+    plays = Attempts(tmp_path_factory.mktemp("crosstalk"))
     with plays.player:
         yield plays
 
 
-def test_a_collision_is_cross_talk(plays: Plays) -> None:
+def test_a_collision_is_cross_talk(plays: Attempts) -> None:
     case = case_of("pad-value-key")
     alone = plays(reference_case(case, get_engine("minivllm")))
     wrong = compare_with_reference(case, plays(case), alone)
@@ -82,7 +82,7 @@ def test_a_collision_is_cross_talk(plays: Plays) -> None:
     ]
 
 
-def test_without_the_fault_there_is_none(plays: Plays) -> None:
+def test_without_the_fault_there_is_none(plays: Attempts) -> None:
     case = case_of()
     alone = plays(reference_case(case, get_engine("minivllm")))
     compared = compare_with_reference(case, plays(case), alone)

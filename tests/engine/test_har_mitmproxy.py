@@ -13,10 +13,9 @@ import mitmproxy_recording
 import pytest
 from live_server import serving
 from mmrepro.capture import Captured, read
-from mmrepro.case.bodies import body
-from mmrepro.case.files import read_case, write_case
+from mmrepro.case.files import pictures, read_case, write_case
 from mmrepro.case.model import ServerWanted
-from mmrepro.case.pictures import pictures
+from mmrepro.case.sending import body
 from mmrepro.models.qwen import TinyQwen3
 from recorded_traffic import SECRETS, Sent, requests, send
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from lying_proxy import Lie, LyingProxy, lying
-from mmrepro.case.bodies import body
+from mmrepro.case.files import pictures
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.pictures import pictures
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState, body
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.model import RequestRecord

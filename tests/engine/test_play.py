@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.case.model import Case, Message, Noise, Operation, Part, ServerWanted
-from mmrepro.case.played import Played, PlayState, Reading
+from mmrepro.case.sending import Played, PlayState, Reading
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.models.qwen import TinyQwen3
@@ -89,10 +89,12 @@ def test_deadlines_are_those_of_a_gate(player: Player) -> None:
     assert player.deadlines is deadlines
     assert deadlines.answer_s >= 6.0
     assert "slowest warm request" in deadlines.rule
-    labels = [r.label for r in read_incident(player.folder / "calibrate").evidence.requests]
+    incident = read_incident(player.folder / "calibrate")
+    labels = [r.label for r in incident.evidence.requests]
     assert labels == ["gate: image 1 (cold)", "gate: image 2", "gate: text only"]
-    assert (player.start_mode, player.fidelity) == ("warm", Fidelity.TEACHING_ENGINE)
-    assert player.host.cores > 0
+    assert incident.engine.start_mode == "warm"
+    assert incident.fidelity == Fidelity.TEACHING_ENGINE
+    assert incident.host.cores > 0
 
 
 def test_streams_and_a_client_that_leaves(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fake_server import FakeServer, Reply, answering, completion, http, in_turn, silent
 from made_up import at, hung, probed, processes, request
-from mmrepro.case.driven import play_case
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case, Message, Operation, ServerWanted
+from mmrepro.case.sending import play_case
 from mmrepro.engines import get_engine
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence, Missing

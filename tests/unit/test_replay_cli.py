@@ -22,11 +22,10 @@ from mmrepro.engines import ENGINES
 from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
 from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
 from mmrepro.replay import session
+from mmrepro.replay.attempts import attempt_ended, found, name_of
+from mmrepro.replay.known import exception_pattern, hang_path, usual_server
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.plays import attempt_ended, found, name_of
 from mmrepro.replay.pursue import LOUD
-from mmrepro.replay.scenario_of import exception_pattern, hang_path
-from mmrepro.replay.server import usual_server
 from mmrepro.scenario.registry import load_scenario
 from rich.console import Console
 from typer.testing import CliRunner

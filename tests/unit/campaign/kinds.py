@@ -29,8 +29,8 @@ from mmrepro.case.files import write_case
 from mmrepro.case.model import Case
 from mmrepro.errors import EngineStartError
 from mmrepro.evidence import Evidence
+from mmrepro.fuzz.knowledge import EPISODES
 from mmrepro.fuzz.options import FuzzCommand
-from mmrepro.fuzz.store import EPISODES
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident.acceptance import Row, Status
 from mmrepro.incident.ledger import Attempt, Cell, Lost
@@ -40,8 +40,7 @@ from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import Record
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.seen import STUCK
-from mmrepro.replay.store import VERDICTS
+from mmrepro.replay.store import STUCK, VERDICTS
 from mmrepro.signature import Outcome
 from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth

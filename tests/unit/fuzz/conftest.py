@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fuzz_sessions import Clock
 from mmrepro.fuzz import episodes as generated
-from mmrepro.fuzz.profiles import DIALECTS
+from mmrepro.fuzz.options import DIALECTS
 
 
 @pytest.fixture

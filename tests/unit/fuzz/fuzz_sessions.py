@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, Fakes, fake_judge, unnamed
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.fuzz.options import FuzzCommand
-from mmrepro.fuzz.profiles import Profile, under
+from mmrepro.fuzz.options import FuzzCommand, Profile, under
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.incident.replay import EPISODES_FILE, Fuzz
-from mmrepro.replay.seen import STUCK
+from mmrepro.replay.store import STUCK
 
 Answers = Callable[[Case], dict[str, str]]
 VLLM = ServerWanted(engine="vllm", release="0.23.0")

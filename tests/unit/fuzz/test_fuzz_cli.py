@@ -13,10 +13,8 @@ from mmrepro.case.files import write_case
 from mmrepro.case.model import Case, Content, ServerWanted
 from mmrepro.cli.app import app
 from mmrepro.errors import UsageError
-from mmrepro.fuzz.options import FuzzCommand
-from mmrepro.fuzz.profiles import Profile, dialect_of
-from mmrepro.fuzz.server import kept_options, server_of, settled
-from mmrepro.fuzz.source import read_source
+from mmrepro.fuzz.options import FuzzCommand, Profile, dialect_of
+from mmrepro.fuzz.server import kept_options, read_source, server_of, settled
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -63,7 +61,7 @@ def test_the_server_is_the_scenarios_under_the_profile() -> None:
 
 
 def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
-    from mmrepro.fuzz.store import EPISODES
+    from mmrepro.fuzz.knowledge import EPISODES
     from mmrepro.machine.journal import Head, Journal
 
     first = FuzzCommand(

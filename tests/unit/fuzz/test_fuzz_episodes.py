@@ -21,8 +21,8 @@ from mmrepro.case.model import (
 )
 from mmrepro.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
 from mmrepro.fuzz.limits import BLOCK, CONTEXT, KV, Limits
-from mmrepro.fuzz.profiles import DIALECTS, Profile, dialect_of, under
-from mmrepro.fuzz.switches import ODDS, Switch, needed_by, offered
+from mmrepro.fuzz.options import DIALECTS, Profile, dialect_of, under
+from mmrepro.fuzz.steering import ODDS, Switch, needed_by, offered
 from mmrepro.incident.replay import Learnt
 
 LIMITS = Limits(

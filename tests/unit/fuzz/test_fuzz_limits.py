@@ -9,7 +9,7 @@ import pytest
 from fake_server import http, serving
 from fuzz_sessions import server
 from hypothesis import given, strategies as st
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.fuzz.episodes import NARROWING
 from mmrepro.fuzz.limits import (

@@ -23,8 +23,8 @@ from fuzz_sessions import (
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.fuzz import knowledge, minimisations
-from mmrepro.fuzz.switches import Switch
-from mmrepro.replay.seen import STUCK
+from mmrepro.fuzz.steering import Switch
+from mmrepro.replay.store import STUCK
 from mmrepro.run.judge import Deadlines
 
 

@@ -25,14 +25,14 @@ from fuzz_sessions import (
 )
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.fuzz import knowledge
-from mmrepro.fuzz.switches import Switch
+from mmrepro.fuzz.steering import Switch
 from mmrepro.incident.replay import EPISODES_FILE
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer
-from mmrepro.replay.seen import STUCK, Named
+from mmrepro.replay.store import STUCK, Named
 
 
 def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path, clock: Clock) -> None:

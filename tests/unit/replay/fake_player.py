@@ -15,7 +15,7 @@ from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.case.files import case_digest, write_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.incident import Fidelity
@@ -25,8 +25,8 @@ from mmrepro.play.players import Players
 from mmrepro.records import Moment
 from mmrepro.replay.attempts import CaseResult
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.seen import STUCK, Seen
 from mmrepro.replay.session import Replaying
+from mmrepro.replay.store import STUCK, Observation
 from mmrepro.run.judge import Deadlines
 
 NOW = Moment.now()
@@ -116,7 +116,7 @@ def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
     return Judged(sightings=fake_seen(case, answers).sightings)
 
 
-def unnamed(bucket: str, seen: Seen, case: Case, result: CaseResult) -> Seen:
+def unnamed(bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
     """Nobody knows it."""
     return seen
 
@@ -154,7 +154,7 @@ class Fakes:
         engine = get_engine(case.server.engine)
         return self.judge(case, played, engine=engine)  # type: ignore[no-any-return]
 
-    def named(self, bucket: str, seen: Seen, case: Case, result: CaseResult) -> Seen:
+    def named(self, bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
         if self.blind:  # type: ignore[attr-defined]
             return super().named(bucket, seen, case, result)  # type: ignore[misc,no-any-return]
         return self.name(bucket, seen, case, result)  # type: ignore[no-any-return]

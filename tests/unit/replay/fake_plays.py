@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case, Message, Noise, Operation, Part, ServerWanted
 from mmrepro.incident.replay import Expectation, FindingClass, PlayFacts, Sighting
-from mmrepro.replay.seen import STUCK, UNSENT, Seen
 from mmrepro.replay.shrink import Spent, Verdict
+from mmrepro.replay.store import STUCK, UNSENT, Observation
 
 SERVER = ServerWanted(engine="vllm", release="0.23.0", args=["--cache", "10"])
 BUCKET = "fake hang"
@@ -38,7 +38,7 @@ def fake_op(id: str, *images: str, text: str = "hello", after: Sequence[str] = (
     )
 
 
-def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Seen:
+def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Observation:
     stuck = [op for op, answer in answers.items() if answer == STUCK]
     errors = [op for op, answer in answers.items() if answer == "500"]
     sightings = []
@@ -61,7 +61,7 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Seen:
     state = "hung" if stuck else "ended"
     buckets = [s.bucket for s in sightings]
     ops = {op.id: op for op in case.operations}
-    return Seen(
+    return Observation(
         play=PlayFacts(number=number, what="fake", requests=len(ops), state=state, buckets=buckets),
         sightings=sightings,
         sent=[op for op in answers if answers[op] != UNSENT],

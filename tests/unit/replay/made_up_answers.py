@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from mmrepro.case.model import Case, Operation
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
 from mmrepro.records import Moment
 

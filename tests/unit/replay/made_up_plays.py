@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mmrepro.case.model import Case, Message, Operation, Part, ServerWanted, Solid
-from mmrepro.case.played import Played, PlayState, Reading
+from mmrepro.case.sending import Played, PlayState, Reading
 from mmrepro.evidence import ChoiceSeen, Evidence, ImageSent, RequestRecord
 from mmrepro.records import Moment
 

@@ -16,10 +16,9 @@ from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Began, Here
 from mmrepro.case.files import read_content, write_case
 from mmrepro.case.model import Case, Content
-from mmrepro.case.played import Played
+from mmrepro.case.sending import Played
 from mmrepro.errors import InfrastructureError
-from mmrepro.play.options import PlayOptions
-from mmrepro.play.players import Players, Servers
+from mmrepro.play.players import Players, PlayOptions, Servers
 from mmrepro.replay.attempts import CaseResult, CaseRun
 from mmrepro.run.judge import Deadlines
 

@@ -159,13 +159,6 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert len(read(file, SERVER).case.operations) == 1
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    file = write(tmp_path, har([entry() for _ in range(3)]))
-    read(file, SERVER, progress=lambda at, size: seen.append((at, size)))
-    assert seen[-1] == (file.stat().st_size, file.stat().st_size)
-
-
 def test_a_batch_line_that_is_too_long_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

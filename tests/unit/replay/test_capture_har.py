@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,8 @@ from made_up_har import (
     write,
 )
 from mmrepro.capture import Captured, read
-from mmrepro.case.bodies import body
-from mmrepro.case.files import case_text, read_case, write_case
-from mmrepro.case.pictures import pictures
+from mmrepro.case.files import case_text, pictures, read_case, write_case
+from mmrepro.case.sending import body
 from mmrepro.errors import UsageError
 
 
@@ -361,9 +361,12 @@ def test_without_any_times_one_waits_for_the_other(tmp_path: Path) -> None:
     assert "no times" in captured.case.origin.notes[0]
 
 
-def test_only_the_last_ones_are_kept_where_there_are_too_many(tmp_path: Path) -> None:
+def test_only_the_last_ones_are_kept_where_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("mmrepro.capture.read"), "LIMIT", 2)
     entries = [entry(chat([shown(data_url(n))]), at=n) for n in range(5)]
-    captured = read_entries(tmp_path, *entries, limit=2)
+    captured = read_entries(tmp_path, *entries)
     assert len(captured.case.operations) == len(captured.case.images) == len(captured.contents) == 2
     assert captured.case.operations[0].images == ["i4"]
     assert captured.case.origin.left_out == {"before the last ones, which are kept": 3}

@@ -12,10 +12,9 @@ import pytest
 from made_up_har import SERVER, write
 from mmrepro.capture import Captured, read
 from mmrepro.capture.parsing import TEXT
-from mmrepro.case.bodies import body
-from mmrepro.case.files import read_case, write_case
+from mmrepro.case.files import pictures, read_case, write_case
 from mmrepro.case.model import Operation
-from mmrepro.case.pictures import pictures
+from mmrepro.case.sending import body
 from mmrepro.errors import MmreproError, UsageError
 
 LOGS = Path(__file__).parent / "request_logs"

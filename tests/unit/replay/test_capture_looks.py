@@ -14,9 +14,8 @@ from hypothesis import given, settings, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, shown
 from mmrepro.capture import Captured, Contents, anonymise
 from mmrepro.capture.looks import look
-from mmrepro.case.files import read_case, write_case
+from mmrepro.case.files import pictures, read_case, write_case
 from mmrepro.case.model import Case, Content, Image, Message, Operation, Part
-from mmrepro.case.pictures import pictures
 from mmrepro.traffic.drive import noise, tiles
 from PIL import Image as Pillow
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
 from mmrepro.capture import Captured, Contents, anonymise, read, scale
 from mmrepro.capture.texts import common
-from mmrepro.case.files import read_case, write_case
+from mmrepro.case.files import pictures, read_case, write_case
 from mmrepro.case.model import (
     Case,
     Collision,
@@ -25,7 +25,6 @@ from mmrepro.case.model import (
     Solid,
     Tiles,
 )
-from mmrepro.case.pictures import pictures
 
 TOO_LONG = {
     "status": 400,
@@ -135,15 +134,6 @@ def test_what_was_a_little_too_long_is_too_long_again(tmp_path: Path) -> None:
     found = read(write(tmp_path, har(entries)), SERVER)
     first, second = (size(op) for op in scale(found, 512).case.operations)
     assert second < 512 < first < 1500
-
-
-def test_a_limit_may_be_given_where_no_refusal_tells_it(tmp_path: Path) -> None:
-    refused = {"status": 400, "content": {"text": "no"}}
-    entries = [entry(chat("x" * 5000), response=refused), entry(chat("y" * 3000), at=1)]
-    found = read(write(tmp_path, har(entries)), SERVER)
-    assert [size(op) > 512 for op in scale(found, 512).case.operations] == [False, False]
-    told = scale(found, 512, recorded_limit=4096)
-    assert [size(op) > 512 for op in told.case.operations] == [True, False]
 
 
 def test_barriers_and_clients_that_leave_count_fewer_tokens() -> None:

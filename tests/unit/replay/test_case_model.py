@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.case.bodies import body
 from mmrepro.case.files import MAX_CASE_BYTES, case_digest, case_text, read_case, write_case
 from mmrepro.case.model import (
     Barrier,
@@ -23,6 +22,7 @@ from mmrepro.case.model import (
     Recorded,
     ServerWanted,
 )
+from mmrepro.case.sending import body
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.traffic.drive import noise
 from pydantic import ValidationError

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmrepro.case.files import pictures
 from mmrepro.case.model import (
     Case,
     Collision,
@@ -21,7 +22,6 @@ from mmrepro.case.model import (
     Solid,
     Tiles,
 )
-from mmrepro.case.pictures import pictures
 from mmrepro.errors import UsageError
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.traffic.drive import Picture, noise, tiles

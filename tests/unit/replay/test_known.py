@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 from fake_player import played
 from fake_plays import BUCKET, OTHER, fake_case, fake_op, fake_seen
-from mmrepro.case.files import write_case
+from mmrepro.case.files import pictures, write_case
 from mmrepro.case.model import Case, Content, Image, Noise, ServerWanted, Tiles
-from mmrepro.case.pictures import pictures
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.incident.replay import FindingClass, PlayFacts, Sighting
 from mmrepro.replay import known
 from mmrepro.replay.known import best, by_log, diagnosed, mitigation
-from mmrepro.replay.seen import STUCK, UNSENT, Looked, Named, Seen
+from mmrepro.replay.store import STUCK, UNSENT, LiveLook, Named, Observation
 from mmrepro.scenario import Drive, Finding, Scenario, Truth
 from mmrepro.scenario.more import Failure
 
@@ -27,7 +26,7 @@ def match(scenario: str, fit: Fit) -> Match:
     return Match(scenario=scenario, variant="", title="", fit=fit, why=f"{fit} it is")
 
 
-def seen(**answers: str) -> Seen:
+def seen(**answers: str) -> Observation:
     return fake_seen(CASE, answers)
 
 
@@ -45,8 +44,8 @@ def test_only_a_match_in_all_conditions_is_a_name(fit: Fit) -> None:
     assert best([]).known is None
 
 
-def looked(scenario: str = "ghost-key-eviction", fit: Fit = Fit.MATCH) -> Looked:
-    return Looked(matches=[match(scenario, fit)], diagnosis=known.DIAGNOSIS_DIR)
+def looked(scenario: str = "ghost-key-eviction", fit: Fit = Fit.MATCH) -> LiveLook:
+    return LiveLook(matches=[match(scenario, fit)], diagnosis=known.DIAGNOSIS_DIR)
 
 
 def test_the_worst_failure_of_a_play_gets_the_name_and_no_other(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_a_play_without_the_failure_names_nothing(tmp_path: Path) -> None:
 
 def test_nobody_looked_is_no_name(tmp_path: Path) -> None:
     stuck = seen(r1="200", r2=STUCK)
-    named = known.named(BUCKET, stuck, CASE, hung(), tmp_path, Looked()).named
+    named = known.named(BUCKET, stuck, CASE, hung(), tmp_path, LiveLook()).named
     assert named is not None
     assert (named.known, named.why) == (None, "nobody looked at the server")
 
@@ -130,7 +129,7 @@ def silent(
     kind: FindingClass = FindingClass.CACHE_BOUND,
     first: str = "200",
     loud: bool = False,
-) -> Seen:
+) -> Observation:
     found = [
         Sighting(finding_class=kind, bucket=CACHED, operations=["r2"], said="more than is shared")
     ]
@@ -140,7 +139,7 @@ def silent(
         )
         found.insert(0, error)
     answers = {"r1": first, "r2": "200"}
-    return Seen(
+    return Observation(
         play=PlayFacts(
             number=1, what="", requests=2, state="ended", buckets=[s.bucket for s in found]
         ),
@@ -150,9 +149,9 @@ def silent(
     )
 
 
-def named(case: Case, one: Seen, folder: Path, looked_at: Looked | None = None) -> Named:
+def named(case: Case, one: Observation, folder: Path, looked_at: LiveLook | None = None) -> Named:
     ended, place = Played(state=PlayState.ENDED), folder / "plays" / "0001"
-    found = known.named(CACHED, one, case, ended, place, looked_at or Looked()).named
+    found = known.named(CACHED, one, case, ended, place, looked_at or LiveLook()).named
     assert found is not None
     assert found.bucket == CACHED
     return found

@@ -11,9 +11,8 @@ import pytest
 from fake_server import STREAM_HEAD, http, serving
 from lying_proxy import Lie, LyingProxy, lying
 from made_up_answers import answered, play, prompt_of
-from mmrepro.case.bodies import body
 from mmrepro.case.model import Case, Message, Operation, ServerWanted
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState, body
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.comparison import compare_with_reference

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from made_up_plays import moment
 from mmrepro.incident import Incident
 from mmrepro.incident.replay import FindingClass
-from mmrepro.oracle import buckets
+from mmrepro.oracle import judged
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
 
 RECORDED = Path(__file__).parents[2] / "evidence"
@@ -38,18 +38,18 @@ def test_a_message_is_the_same_whatever_numbers_hashes_and_paths_it_names(templa
         number, another, digits, path = values
         return template.format(number=number, other=another, hex=digits, path=path)
 
-    assert buckets.normalised(filled(one)) == buckets.normalised(filled(other))
+    assert judged.normalised(filled(one)) == judged.normalised(filled(other))
 
 
 def test_messages_of_other_words_are_others():
-    seen = {buckets.normalised(template) for template in TEMPLATES}
+    seen = {judged.normalised(template) for template in TEMPLATES}
     assert len(seen) == len(TEMPLATES)
 
 
 @given(st.text(max_size=300))
 def test_any_text_has_a_form_and_that_form_is_its_own(text):
-    form = buckets.normalised(text)
-    assert buckets.normalised(form) == form
+    form = judged.normalised(text)
+    assert judged.normalised(form) == form
     assert "/" not in form
 
 
@@ -58,7 +58,7 @@ def test_an_exception_is_known_by_its_type_and_the_engines_top_functions(one, ot
     def bucket(number):
         causes = [f"torch.OutOfMemoryError: tried to allocate {number} bytes"]
         frames = ["<listcomp>", "allocate", "admit", "schedule", "step"]
-        return buckets.loud("vllm", FindingClass.DEATH, causes, frames, "exit code 1")
+        return judged.loud_bucket("vllm", FindingClass.DEATH, causes, frames, "exit code 1")
 
     assert bucket(one) == bucket(other)
     assert bucket(one) == "vllm/death/OutOfMemoryError/allocate < admit < schedule"
@@ -66,11 +66,11 @@ def test_an_exception_is_known_by_its_type_and_the_engines_top_functions(one, ot
 
 def test_without_a_traceback_the_message_tells_failures_apart():
     def bucket(cause):
-        return buckets.loud("vllm", FindingClass.START_FAILURE, [cause], [], "")
+        return judged.loud_bucket("vllm", FindingClass.START_FAILURE, [cause], [], "")
 
     assert bucket("RuntimeError: port 1 is taken") == bucket("RuntimeError: port 2 is taken")
     assert bucket("RuntimeError: no GPU") != bucket("RuntimeError: port 2 is taken")
-    assert buckets.loud("x", FindingClass.DEATH, [], [], "SIGSEGV") == "x/death/SIGSEGV"
+    assert judged.loud_bucket("x", FindingClass.DEATH, [], [], "SIGSEGV") == "x/death/SIGSEGV"
 
 
 # ---------------------------------------------------------------------- hangs
@@ -96,21 +96,21 @@ def test_a_recorded_hang_is_one_failure_whichever_samples_were_taken(name, engin
     samples = recorded(name)
     assert samples
     source = random.Random(7)
-    paths = [buckets.hang_path([], source.sample(samples, number), engine) for _ in range(200)]
-    of_all = buckets.hang(engine, buckets.hang_path([], samples, engine))
-    alike = sum(buckets.alike(buckets.hang(engine, path), of_all) for path in paths)
+    paths = [judged.hang_path([], source.sample(samples, number), engine) for _ in range(200)]
+    of_all = judged.hang_bucket(engine, judged.hang_path([], samples, engine))
+    alike = sum(judged.alike(judged.hang_bucket(engine, path), of_all) for path in paths)
     assert alike == 200, "each is as deep as all samples together, or deeper in the same calls"
-    assert buckets.hang_path([], samples, engine)[-1] == place
+    assert judged.hang_path([], samples, engine)[-1] == place
 
 
 def test_hangs_of_other_places_are_others():
-    ghost = buckets.hang_path([], recorded("ghost-key-eviction-0.23.0"), "vllm")
-    encoder = buckets.hang_path([], recorded("encoder-cache-overflow-0.14.0"), "vllm")
-    one, other = buckets.hang("vllm", ghost), buckets.hang("vllm", encoder)
-    assert not buckets.alike(one, other)
-    assert not buckets.alike(one, one.replace("vllm/", "sglang/", 1))
-    assert buckets.alike(one, buckets.hang("vllm", [])), "without a stack it may be any"
-    assert not buckets.alike("protocol/usage", "protocol/no-done")
+    ghost = judged.hang_path([], recorded("ghost-key-eviction-0.23.0"), "vllm")
+    encoder = judged.hang_path([], recorded("encoder-cache-overflow-0.14.0"), "vllm")
+    one, other = judged.hang_bucket("vllm", ghost), judged.hang_bucket("vllm", encoder)
+    assert not judged.alike(one, other)
+    assert not judged.alike(one, one.replace("vllm/", "sglang/", 1))
+    assert judged.alike(one, judged.hang_bucket("vllm", [])), "without a stack it may be any"
+    assert not judged.alike("protocol/usage", "protocol/no-done")
 
 
 def thread(*frames: tuple[str, str], name: str = "MainThread", active: bool = True) -> ThreadStack:
@@ -131,7 +131,7 @@ def test_a_forked_process_stands_below_its_own_root():
         ("step", CORE),
     )
     cold = thread(("_bootstrap", "multiprocessing/process.py"), ("run_core", CORE), ("step", CORE))
-    paths = [buckets.hang_path([one], [], "vllm") for one in (warm, cold)]
+    paths = [judged.hang_path([one], [], "vllm") for one in (warm, cold)]
     assert paths[0] == paths[1] == ["run_core", "step"]
 
 
@@ -143,7 +143,7 @@ def test_an_idle_loop_is_a_place_unless_all_samples_are_in_one_call_of_it():
         return StackSample(pid=1, taken=moment(1), blocking=False, threads=[thread(*frames)])
 
     def path(*looks):
-        return buckets.hang_path([], looks, "sglang", ("event_loop_normal",))
+        return judged.hang_path([], looks, "sglang", ("event_loop_normal",))
 
     looks = [look("recv"), look(), look("check_idle")]
     assert path(*looks) == ["event_loop_normal"]
@@ -155,5 +155,5 @@ def test_an_idle_loop_is_a_place_unless_all_samples_are_in_one_call_of_it():
 def test_a_waiting_engine_stands_where_its_main_thread_waits():
     helper = thread(("pump", CORE), name="A helper", active=False)
     main = thread(("run_core", CORE), ("get", "queue.py"), active=False)
-    assert buckets.hang_path([helper, main], [], "vllm") == ["run_core"]
-    assert buckets.hang_path([], [], "vllm") == []
+    assert judged.hang_path([helper, main], [], "vllm") == ["run_core"]
+    assert judged.hang_path([], [], "vllm") == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from made_up_plays import answer, canary, case_of, operation, picture, played, reading, refused
 from mmrepro.case.model import Message, Operation, Part
-from mmrepro.case.played import PlayState
+from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
 from mmrepro.oracle.cache_bound import cache_bound
 

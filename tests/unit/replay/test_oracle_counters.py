@@ -7,12 +7,10 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, strategies as st
 from made_up_plays import answer, canary, case_of, operation, picture, played, reading, refused
-from mmrepro.case.played import PlayState
+from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import ChoiceSeen
-from mmrepro.oracle.canary import canary as judged_canary
-from mmrepro.oracle.ledger import ledger
-from mmrepro.oracle.quiescence import MIB, quiescence
+from mmrepro.oracle.judge import MIB, canary as judged_canary, ledger, quiescence
 
 VLLM = get_engine("vllm")
 FINISHED, PROMPT, GENERATED = (

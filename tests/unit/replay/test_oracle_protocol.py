@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from made_up_plays import answer, case_of, operation, played, refused
-from mmrepro.case.played import PlayState
+from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import ChoiceSeen
 from mmrepro.oracle.protocol import protocol

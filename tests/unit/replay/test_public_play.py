@@ -9,7 +9,7 @@ from fake_plays import Answers, answered_until, fake_case, fake_op
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import PUBLIC_DIR, Finding
-from mmrepro.replay.public import WORDS
+from mmrepro.replay.pursue import PUBLIC
 
 CASE = fake_case([fake_op(f"r{n}", text=f"the patient Mustermann, visit {n}") for n in range(6)])
 
@@ -28,7 +28,7 @@ def test_the_other_words_are_kept_where_they_fail_too(tmp_path: Path) -> None:
     assert "Mustermann" not in case.model_dump_json()
     assert "Mustermann" in read_case(folder.parent)[0].model_dump_json()
     last = finding.steps[-1]
-    assert (last.what, last.kept, last.failed, last.plays) == (WORDS, True, 1, 1)
+    assert (last.what, last.kept, last.failed, last.plays) == (PUBLIC, True, 1, 1)
     assert not [limit for limit in finding.limits if "random" in limit]
 
 
@@ -38,7 +38,7 @@ def test_and_not_where_they_do_not(tmp_path: Path) -> None:
 
     finding, folder = found(tmp_path, of_words)
     assert not folder.exists()
-    assert (finding.steps[-1].what, finding.steps[-1].kept) == (WORDS, False)
+    assert (finding.steps[-1].what, finding.steps[-1].kept) == (PUBLIC, False)
     assert any("what leaves this machine may not fail" in limit for limit in finding.limits)
 
 
@@ -47,4 +47,4 @@ def test_what_was_random_already_is_not_played_again(tmp_path: Path) -> None:
         CASE, tmp_path, FakePlayer(lambda case: answered_until(case, "r3")), anonymise=True
     )
     (finding,) = session.execute().findings
-    assert WORDS not in [step.what for step in finding.steps]
+    assert PUBLIC not in [step.what for step in finding.steps]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import write_engine
+from mmrepro.case.files import pictures
 from mmrepro.case.model import (
     Case,
     Image,
@@ -21,7 +22,6 @@ from mmrepro.case.model import (
     ServerWanted,
     Tiles,
 )
-from mmrepro.case.pictures import pictures
 from mmrepro.collide import worker
 from mmrepro.collide.search import identify
 from mmrepro.collide.worker import Place

@@ -7,7 +7,7 @@ import random
 import pytest
 from made_up_answers import answered, play, prompt_of, record
 from mmrepro.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
 from mmrepro.incident.replay import FindingClass, Sighting
@@ -53,7 +53,6 @@ def test_the_same_requests_one_after_another(engine: str) -> None:
     assert [op.leave for op in made.operations] == ["", "", ""]
     assert [op.messages for op in made.operations] == [op.messages for op in case.operations]
     assert made.server.release == case.server.release
-    assert reference_case(case, get_engine(engine), "9.9").server.release == "9.9"
     Case.model_validate(made.model_dump())
 
 

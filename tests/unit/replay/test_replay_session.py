@@ -12,14 +12,13 @@ from fake_player import NO_START, NOW, FakePlayer, FlakyEngine, replaying
 from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played, Reading
+from mmrepro.case.sending import Played, Reading
 from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.incident.replay import VERDICTS_FILE, FindingClass
-from mmrepro.oracle.quiescence import LEAST_STEP, quiescence
+from mmrepro.oracle.judge import LEAST_STEP, quiescence
 from mmrepro.play.observing import blocks
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.seen import STUCK, Named, Seen
-from mmrepro.replay.store import BLOCKS
+from mmrepro.replay.store import BLOCKS, STUCK, Named, Observation
 from mmrepro.reports.replay import seconds
 from test_shrink import ghost_trace, planted
 
@@ -255,7 +254,7 @@ def test_a_machine_that_cannot_play_ends_it_and_it_can_go_on(tmp_path: Path) -> 
     assert ended_once(tmp_path)
 
 
-def hang_known(bucket: str, seen: Seen, case: Case, result: object) -> Seen:
+def hang_known(bucket: str, seen: Observation, case: Case, result: object) -> Observation:
     known = "ghost-key-eviction" if bucket == BUCKET else None
     return seen.model_copy(update={"named": Named(bucket=bucket, known=known, why="a fake")})
 

@@ -17,8 +17,7 @@ from mmrepro.case.files import case_digest
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.machine.journal import Journal
-from mmrepro.replay.seen import Seen
-from mmrepro.replay.store import VERDICTS, Began, Ended, Head
+from mmrepro.replay.store import VERDICTS, Began, Ended, Head, Observation
 from mmrepro.run.judge import Deadlines
 from test_replay_session import ended_once, lines, told
 from test_shrink import ghost_trace
@@ -27,9 +26,9 @@ HEAD = Head(mmrepro_version="1", id="abc", case="d" * 64, decides={"--time": "fa
 HERE = Path(__file__).parent
 
 
-def seen(number: int) -> Seen:
+def seen(number: int) -> Observation:
     facts = PlayFacts(number=number, what="a play", requests=3, state="ended", buckets=["b"])
-    return Seen(play=facts, answers={"r1": "200"}, folder=f"plays/{number:04d}")
+    return Observation(play=facts, answers={"r1": "200"}, folder=f"plays/{number:04d}")
 
 
 def journal(folder: Path, head: Head = HEAD) -> Journal:
@@ -40,7 +39,7 @@ def digest(number: int) -> str:
     return f"{number:064d}"
 
 
-def ended(number: int, of: Seen | None = None) -> Ended:
+def ended(number: int, of: Observation | None = None) -> Ended:
     return Ended(
         number=number, digest=digest(number), how="shrink", index=1, seen=of or seen(number)
     )

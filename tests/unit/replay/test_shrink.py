@@ -15,15 +15,15 @@ from fake_plays import (
 )
 from hypothesis import given, strategies as st
 from mmrepro.case.model import Case
-from mmrepro.replay.seen import STUCK, Seen
 from mmrepro.replay.shrink import Shrinking
+from mmrepro.replay.store import STUCK, Observation
 
 
 def shrunk(case: Case, test: FakeTest) -> Shrinking:
     seen = fake_seen(case, test.engine(case))
     assert seen.has(test.bucket)
 
-    def failing(seen: Seen) -> list[str]:
+    def failing(seen: Observation) -> list[str]:
         sighting = seen.sighting(test.bucket)
         return sighting.operations if sighting else []
 

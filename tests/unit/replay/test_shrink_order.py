@@ -5,9 +5,9 @@ from __future__ import annotations
 from fake_plays import FakeTest, answered_until, fake_case, fake_op, fake_seen
 from hypothesis import given, strategies as st
 from mmrepro.case.model import Barrier, Case
-from mmrepro.replay.order import as_it_went
-from mmrepro.replay.seen import STUCK
 from mmrepro.replay.shrink import Shrinking
+from mmrepro.replay.simplify import as_it_went
+from mmrepro.replay.store import STUCK
 
 SPANS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=14)
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 from fake_plays import fake_case, fake_op
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.played import Played, PlayState
+from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle.judged import Judged
 from mmrepro.replay import silent
-from mmrepro.replay.plays import Plays
+from mmrepro.replay.attempts import Attempts
 from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import Wanted
 
@@ -20,11 +20,11 @@ SERVER = ServerWanted(engine="sglang", release="0.5.6", args=["--chunked-prefill
 
 
 class FakePlays:
-    """Judges what it plays, as :class:`Plays` does; ``said`` names the play."""
+    """Judges what it plays, as :class:`Attempts` does; ``said`` names the play."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.blocks = case, 0
-        self.silent = Silent(cast("Plays", self), get_engine("sglang"), None)
+        self.silent = Silent(cast("Attempts", self), get_engine("sglang"), None)
         self.played: list[tuple[str, list[str]]] = []
 
     def play(self, wanted: Wanted) -> Any:

@@ -1,27 +1,189 @@
-"""SGLang's log of requests (``--log-requests --log-requests-level 3``), as text or as JSON.
+"""Request logs of vLLM (``--enable-log-requests``) and SGLang (``--log-requests``).
 
-From 0.5.17 on it has the body of each request, pictures and all; before, the prompt after the chat
-template, and the pictures beside it.
+vLLM: until 0.11 a line of INFO has prompt and parameters; later ones need VLLM_LOGGING_LEVEL=DEBUG
+for the prompt. Prompts stand there after the chat template, and without their pictures. From 0.32
+on DEBUG also prints each request's whole body, pictures and all.
+
+SGLang, at ``--log-requests-level 3``, as text or as JSON: from 0.5.17 on it has the body of each
+request, pictures and all; before, the prompt after the chat template, and the pictures beside it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mmrepro.capture.heard import Heard, Latest, Tally
 from mmrepro.capture.messages import Bodies, Unusable
-from mmrepro.capture.parsing import Line, arguments, moment, no_constant, not_default
+from mmrepro.capture.parsing import TEXT, Line, arguments, moment, no_constant, not_default, text_of
+from mmrepro.capture.recorded import Latest, RecordedRequest, Tally
 from mmrepro.case.model import CHAT, COMPLETIONS, Operation, Recorded
+
+# ------------------------------------------------------------------------------------------ vLLM's
+
+_RECEIVED = re.compile(
+    rf"Received request (?P<id>\S+): (?:prompt: (?P<prompt>{TEXT}|None), )?"
+    r"params: (?P<params>\w+\()"
+)
+_DETAILS = re.compile(
+    rf"Request (?P<id>\S+) details: prompt: (?P<prompt>{TEXT}|None), "
+    r"prompt_token_ids: (?P<ids>\[[\d, ]*\]|None)"
+)
+_BODY = re.compile(r"Request (?P<id>\S+) JSON body: (?P<body>\{.*)")
+_ENDED = re.compile(r"Generated response (?P<id>\S+?)(?: \(streaming complete\))?: output:")
+_ABORTED = re.compile(r"Request (?P<id>\S+) aborted\b")
+_ANSWERED = re.compile(
+    r'"POST /(?:\S*/)?v1/(?:chat/)?completions(?:\?\S*)? HTTP/[\d.]+" (?P<status>\d{3})'
+)
+_VLLM_TIME = re.compile(r"\b(?:INFO|DEBUG) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d) ")
+VLLM = re.compile(
+    r"Received request \S+: (?:prompt|params): |Request \S+ (?:details: prompt|JSON body): "
+)
+_SHOWN = re.compile(
+    r"<\|(?:image|img|video|vision|audio)\w*\|>|<(?:image|img|video|audio)>|<IMG_CONTEXT>"
+    r"|<start_of_image>|<image_soft_token>|\[IMG\]|<\|placeholder\w*\|>"
+)
+_VLLM_DEFAULTS: Final[dict[str, Any]] = {
+    **{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+    **{"top_p": 1.0, "top_k": (0, -1), "min_p": 0.0, "seed": None, "stop": [], "logprobs": None},
+    **{"stop_token_ids": [], "bad_words": [], "include_stop_str_in_output": False},
+    **{"ignore_eos": False, "min_tokens": 0, "prompt_logprobs": None, "skip_special_tokens": True},
+    **{"spaces_between_special_tokens": True, "truncate_prompt_tokens": None},
+}
+UNREADABLE = "a line that cannot be read"
+UNLOGGED = "refused before vLLM logs the prompt"
+
+
+@dataclass
+class _Known:
+    """What earlier lines told of a request."""
+
+    prompt: str | None = None
+    ids: list[int] | None = None
+
+
+def _each(lines: Iterator[Line], take: Callable[[Line], None], tally: Tally) -> None:
+    """``take`` raises Unusable, ValueError."""
+    for line in lines:
+        try:
+            take(line)
+        except Unusable as why:
+            tally.left_out[str(why)] += 1
+        except ValueError:
+            tally.left_out[UNREADABLE] += 1
+
+
+class VllmLog:
+    """Reads one log of vLLM. The clock of its requests is the number of the line."""
+
+    def __init__(self, bodies: Bodies, tally: Tally, found: Latest) -> None:
+        self.bodies, self.tally, self.found = bodies, tally, found
+        self._place: dict[str, int] = {}
+        self._details: dict[str, _Known] = {}
+        self._by_body: set[str] = set()
+        self._running = 0
+
+    def read(self, lines: Iterator[Line]) -> None:
+        _each(lines, self._line, self.tally)
+        ends = any(h.end is not None for h in self.found)  # --enable-log-outputs
+        self.found.change_all(
+            lambda h: replace(h, running=None) if ends else replace(h, begin=None)
+        )
+
+    def _line(self, line: Line) -> None:
+        """Raises Unusable, ValueError."""
+        text = line.text
+        if found := _BODY.search(text):
+            self._whole(line, found["id"], found["body"])
+        elif found := _DETAILS.search(text):
+            ids = None if found["ids"] == "None" else json.loads(found["ids"])
+            self._details[found["id"]] = _Known(text_of(found["prompt"]), ids)
+        elif found := _RECEIVED.search(text):
+            self._received(line, found)
+        elif found := _ENDED.search(text):
+            self._ends(found["id"], end=line.number)
+        elif found := _ABORTED.search(text):
+            self._ends(found["id"], left=True)
+            self._running = max(0, self._running - 1)
+        elif found := _ANSWERED.search(text):
+            self._running = max(0, self._running - 1)
+            if found["status"][0] == "4" and not self._by_body:
+                self.tally.read += 1
+                raise Unusable(UNLOGGED)
+
+    def _whole(self, line: Line, name: str, body: str) -> None:
+        self.tally.read += 1
+        self._by_body.add(name)
+        try:
+            fields = json.loads(body, parse_constant=no_constant)
+        except (ValueError, RecursionError) as error:
+            raise Unusable("a body that the log has cut (--max-log-len)") from error
+        path = CHAT if isinstance(fields, dict) and "messages" in fields else COMPLETIONS
+        self._add(line, name, path, fields)
+
+    def _received(self, line: Line, found: re.Match[str]) -> None:
+        name = found["id"]
+        bare = re.sub(r"^(?:chatcmpl|cmpl)-|-\d+$", "", name)
+        if bare in self._by_body or name in self._by_body:
+            return
+        self.tally.read += 1
+        known = self._details.pop(name, None) or _Known(text_of(found["prompt"] or "None"))
+        if not found["params"].startswith("SamplingParams"):
+            raise Unusable("a request that is no completion")
+        if known.prompt is None and known.ids is None:
+            raise Unusable("a prompt that the log does not carry")
+        if _SHOWN.search(known.prompt or ""):
+            raise Unusable("pictures, which the log does not carry")
+        fields = _parameters(line.text[found.start("params") :])
+        fields["prompt"] = known.ids if known.prompt is None else known.prompt
+        if name.startswith("chatcmpl-"):  # the template put them there
+            fields["add_special_tokens"] = False
+        self._add(line, name, COMPLETIONS, fields)
+
+    def _add(self, line: Line, name: str, path: str, fields: object) -> None:
+        operation = self.bodies.operation(path, fields)
+        self._place[name] = self.found.add(
+            RecordedRequest(
+                operation,
+                begin=line.number,
+                at_s=moment(_VLLM_TIME.search(line.text), "2000-"),
+                running=self._running,
+            )
+        )
+        self._running += 1
+
+    def _ends(self, name: str, *, end: int | None = None, left: bool = False) -> None:
+        bare = re.sub(r"^(?:chatcmpl|cmpl)-|-\d+$", "", name)
+        place = self._place.get(name, self._place.get(bare))
+        if place is not None:
+            self.found.change(place, end=end, left=left)
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    """Of ``SamplingParams(…)``, at which ``text`` begins; those that are not at their defaults.
+    Raises ValueError."""
+    for end in (", prompt_token_ids: ", ", lora_request: "):
+        if (cut := text.rfind(end)) > 0:
+            told = arguments(text[:cut])
+            break
+    else:
+        raise ValueError("it ends early")
+    kept = not_default(told, _VLLM_DEFAULTS)
+    for name in ("structured_outputs", "guided_decoding"):
+        if isinstance(told.get(name), dict):
+            kept["structured_outputs"] = {k: v for k, v in told[name].items() if v is not None}
+    return kept
+
+
+# ---------------------------------------------------------------------------------------- SGLang's
 
 _PRINTED = re.compile(r"\b(?P<event>Receive OpenAI|Receive|Finish): (?P<told>obj=.*)", re.DOTALL)
 _JSON = re.compile(r'\{"timestamp": "[^"]*", "event": "request\.(?:received|finished)')
-_TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_SGLANG_TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _REFUSED = re.compile(r'"POST /\S* HTTP/[\d.]+" (4\d\d)')
-MARK = re.compile(rf"(?:{_JSON.pattern}|\b(?:Receive OpenAI|Receive|Finish): obj=)")
+SGLANG = re.compile(rf"(?:{_JSON.pattern}|\b(?:Receive OpenAI|Receive|Finish): obj=)")
 _EVENTS: Final = {
     "request.received.openai": "Receive OpenAI",
     "request.received": "Receive",
@@ -35,7 +197,7 @@ _NAMES: Final = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
-_DEFAULTS: Final[dict[str, Any]] = {
+_SGLANG_DEFAULTS: Final[dict[str, Any]] = {
     **{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     **{"top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": None, "stop": None, "min_tokens": 0},
     **{"stop_token_ids": None, "stop_regex": None, "regex": None, "ebnf": None, "logit_bias": None},
@@ -51,7 +213,7 @@ _OPENAI_DEFAULTS: Final[dict[str, Any]] = {
 
 
 class SglangLog:
-    """Reads one log. The clock of its requests is the number of the line."""
+    """Reads one log of SGLang. The clock of its requests is the number of the line."""
 
     def __init__(self, bodies: Bodies, tally: Tally, found: Latest) -> None:
         self.bodies, self.tally, self.found = bodies, tally, found
@@ -60,11 +222,7 @@ class SglangLog:
         self._place: dict[str, int | None] = {}
 
     def read(self, lines: Iterator[Line]) -> None:
-        for line in lines:
-            try:
-                self._line(line)
-            except Unusable as why:
-                self.tally.left_out[str(why)] += 1
+        _each(lines, self._line, self.tally)
         # Of a client that went away there is no line. What never ended at the log's end is no such.
         last = max((h.begin or 0.0 for h in self.found if h.end is not None), default=0.0)
         self.found.change_all(lambda h: replace(h, left=h.end is None and (h.begin or 0.0) < last))
@@ -87,7 +245,7 @@ class SglangLog:
                 self._refused(line)
             return
         if not isinstance(told.get("obj"), dict):
-            raise Unusable("a line that cannot be read")
+            raise Unusable(UNREADABLE)
         headers = told.get("headers")
         self.tally.dropped["header"] += len(headers) if isinstance(headers, dict) else 0
         if event == "Finish":
@@ -147,7 +305,7 @@ class SglangLog:
         sampling = told.get("sampling_params")
         given: dict[str, Any] = sampling if isinstance(sampling, dict) else {}
         named = {_NAMES.get(name, name): value for name, value in given.items()}
-        fields = not_default(named, _DEFAULTS)
+        fields = not_default(named, _SGLANG_DEFAULTS)
         fields["stream"] = bool(told.get("stream"))
         images = _pictures(told.get("image_data"))
         prompt = told.get("input_ids") if told.get("text") is None else told["text"]
@@ -176,9 +334,8 @@ class SglangLog:
                 return
 
     def _add(self, line: Line, operation: Operation) -> int:
-        return self.found.add(
-            Heard(operation, begin=line.number, at_s=moment(_TIME.search(line.text)))
-        )
+        at_s = moment(_SGLANG_TIME.search(line.text))
+        return self.found.add(RecordedRequest(operation, begin=line.number, at_s=at_s))
 
 
 CUT_SHORT = "a request that the log has cut (--log-requests-level 3 does not)"
@@ -189,7 +346,7 @@ def _document(text: str) -> dict[str, Any]:
     try:
         told = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
-        raise Unusable("a line that cannot be read") from error
+        raise Unusable(UNREADABLE) from error
     return told if isinstance(told, dict) else {}
 
 
@@ -198,7 +355,7 @@ def _printed(told: str) -> dict[str, Any]:
     try:
         return arguments(f"f({told})")
     except ValueError as error:
-        raise Unusable(CUT_SHORT if _CUT.search(told) else "a line that cannot be read") from error
+        raise Unusable(CUT_SHORT if _CUT.search(told) else UNREADABLE) from error
 
 
 def _finish(text: str) -> dict[str, Any]:

@@ -34,10 +34,9 @@ class Waits:
     ends: tuple[int, ...] = ()
     sent: int | None = None
 
-
-def in_order(spans: Sequence[Span]) -> list[int]:
-    """Places in ``spans``, in the order in which the requests were sent."""
-    return sorted(range(len(spans)), key=lambda i: spans[i].begin)
+    def barriers(self, names: Sequence[str]) -> list[str]:
+        texts = [f"{names[i]}.end" for i in self.ends]
+        return texts if self.sent is None else [*texts, f"{names[self.sent]}.sent"]
 
 
 def waits(spans: Sequence[Span], slack: float = SLACK_S) -> list[Waits]:
@@ -71,25 +70,6 @@ def _implied(spans: Sequence[Span], place: int, by: int, slack: float) -> bool:
     )
 
 
-def barriers(waiting: Waits, names: Sequence[str]) -> list[str]:
-    texts = [f"{names[i]}.end" for i in waiting.ends]
-    return texts if waiting.sent is None else [*texts, f"{names[waiting.sent]}.sent"]
-
-
-def one_by_one(operations: Sequence[Operation], concurrency: int | None) -> list[list[str]]:
-    """Of a recording without times: each after the one before, or so many at once."""
-    texts: list[list[str]] = []
-    for place in range(len(operations)):
-        before = f"{operations[place - 1].id}" if place else ""
-        if not before:
-            texts.append([])
-        elif concurrency is None or concurrency <= 1:
-            texts.append([f"{before}.end"])
-        else:
-            texts.append([f"{before}.sent", f"running<={concurrency - 1}"])
-    return texts
-
-
 # ------------------------------------------------------------------ requests
 
 MAX_TEXT = MAX_CASE_BYTES // 2
@@ -108,7 +88,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Heard:
+class RecordedRequest:
     """One request.
 
     ``begin`` and ``end`` are on one clock of the recording, of seconds or of lines; ``at_s`` is
@@ -141,11 +121,11 @@ class Latest:
     def __init__(self, tally: Tally, limit: int) -> None:
         self.tally = tally
         self.limit = limit
-        self._kept: dict[int, Heard] = {}
+        self._kept: dict[int, RecordedRequest] = {}
         self._sizes: dict[int, int] = {}
         self._number = self._size = 0
 
-    def add(self, heard: Heard) -> int:
+    def add(self, heard: RecordedRequest) -> int:
         """Returns its number, for ``change``."""
         self._number += 1
         size = len(heard.operation.model_dump_json(exclude_defaults=True))
@@ -159,18 +139,15 @@ class Latest:
             self.tally.left_out["before the last ones, which are kept"] += 1
         return self._number
 
-    def get(self, number: int) -> Heard | None:
-        return self._kept.get(number)
-
     def change(self, number: int, **changes: Any) -> None:
         """What a later line tells of it; nothing, if it is no longer kept."""
         if (heard := self._kept.get(number)) is not None:
             self._kept[number] = replace(heard, **changes)
 
-    def change_all(self, changed: Callable[[Heard], Heard]) -> None:
+    def change_all(self, changed: Callable[[RecordedRequest], RecordedRequest]) -> None:
         self._kept = {number: changed(heard) for number, heard in self._kept.items()}
 
-    def __iter__(self) -> Iterator[Heard]:
+    def __iter__(self) -> Iterator[RecordedRequest]:
         return iter(self._kept.values())
 
     def __len__(self) -> int:
@@ -178,42 +155,30 @@ class Latest:
 
 
 def case_of(
-    heard: Iterable[Heard],
+    heard: Iterable[RecordedRequest],
     server: ServerWanted,
     bodies: Bodies,
     *,
     concurrency: int | None = None,
     slack: float = SLACK_S,
 ) -> tuple[Case, list[str]]:
-    """The case, and sentences on how its order came about.
-
-    Args:
-        concurrency: so many at once, whatever the recording tells of that; None: as it tells.
-    """
+    """The case, and sentences on how its order came about. ``concurrency``: so many at once,
+    whatever the recording tells of that; None: as it tells."""
     found = list(heard)
     notes: list[str] = []
     timed = [h for h in found if h.begin is not None]
     if concurrency is None and timed and any(h.end is not None for h in timed):
         found, unknown = _in_time(found)
+        names = [f"r{number}" for number in range(1, len(found) + 1)]
         spans = [Span(h.begin or 0.0, h.end) for h in found]
-        operations = _named(found)
-        names = [op.id for op in operations]
-        after = [barriers(w, names) for w in waits(spans, slack)]
+        after = [one.barriers(names) for one in waits(spans, slack)]
         if unknown:
             notes.append(
                 f"{unknown} requests have no time that can be believed: each is sent behind the "
                 "one before it."
             )
     else:
-        operations = _named(found)
-        after = [
-            one
-            if h.running is None or concurrency is not None
-            else _beside(operations, place, h.running)
-            for place, (h, one) in enumerate(
-                zip(found, one_by_one(operations, concurrency), strict=True)
-            )
-        ]
+        after = [_behind(place, h, concurrency) for place, h in enumerate(found)]
         if concurrency is not None:
             notes.append(
                 f"The requests are sent in order, up to {concurrency} at once, as was asked for."
@@ -222,42 +187,44 @@ def case_of(
             notes.append("The recording tells how many requests ran beside each, not which.")
         else:
             notes.append("The recording tells no times: each request waits for the one before it.")
-    operations = [
-        op.model_copy(update={"after": texts}) for op, texts in zip(operations, after, strict=True)
-    ]
-    images = bodies.images
-    case = Case(server=server, images=images, operations=operations)
+    operations = _named(found, after)
+    case = Case(server=server, images=bodies.images, operations=operations)
     return case.keeping({op.id for op in operations}), notes
 
 
-def _named(found: Sequence[Heard]) -> list[Operation]:
-    moments = [m for h in found if (m := h.begin if h.at_s is None else h.at_s) is not None]
-    first = min(moments, default=0.0)
-    named = []
-    for number, h in enumerate(found, 1):
-        moment = h.begin if h.at_s is None else h.at_s
-        update = {
-            "id": f"r{number}",
-            "leave": h.leave,
-            "recorded": h.recorded,
-            "at_s": None if moment is None else round(moment - first, 4),
-        }
-        named.append(h.operation.model_copy(update=update))
-    return named
-
-
-def _beside(operations: Sequence[Operation], place: int, running: int) -> list[str]:
+def _behind(place: int, heard: RecordedRequest, concurrency: int | None) -> list[str]:
+    """Of a recording without times: each after the one before, or beside so many others."""
     if not place:
         return []
-    return [f"{operations[place - 1].id}.sent", f"running<={running}"]
+    running = heard.running if concurrency is None else concurrency - 1
+    if running is None or (concurrency is not None and running < 1):
+        return [f"r{place}.end"]
+    return [f"r{place}.sent", f"running<={running}"]
 
 
-def _in_time(found: Sequence[Heard]) -> tuple[list[Heard], int]:
+def _named(found: Sequence[RecordedRequest], after: Sequence[list[str]]) -> list[Operation]:
+    moments = [h.begin if h.at_s is None else h.at_s for h in found]
+    first = min((m for m in moments if m is not None), default=0.0)
+    return [
+        h.operation.model_copy(
+            update={
+                "id": f"r{number}",
+                "after": texts,
+                "leave": h.leave,
+                "recorded": h.recorded,
+                "at_s": None if moment is None else round(moment - first, 4),
+            }
+        )
+        for number, (h, moment, texts) in enumerate(zip(found, moments, after, strict=True), 1)
+    ]
+
+
+def _in_time(found: Sequence[RecordedRequest]) -> tuple[list[RecordedRequest], int]:
     """In the order of sending, and how many tell no time: those go where they stand."""
-    believed: list[Heard] = []
+    believed: list[RecordedRequest] = []
     last = min(h.begin for h in found if h.begin is not None)
     for h in found:
         last = last if h.begin is None else h.begin
         believed.append(h if h.begin is not None else replace(h, begin=last, end=None))
-    spans = [Span(h.begin or 0.0, h.end) for h in believed]
-    return [believed[i] for i in in_order(spans)], sum(h.begin is None for h in found)
+    unknown = sum(h.begin is None for h in found)
+    return sorted(believed, key=lambda h: h.begin or 0.0), unknown
