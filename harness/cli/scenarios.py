@@ -144,15 +144,14 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
 
 def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool) -> None:
     """What recorded runs show of the newest releases. Raises as :func:`_recorded`."""
-    from mmrepro.base.processes import alive as living
-    from mmrepro.catalogue.standing import known, strangers
+    from mmrepro.catalogue import standing
 
     runs = _recorded(ledger)
-    failures, broken = known(runs, names)
+    failures, broken = standing.known(runs, names)
     engines = {one.scenario.engine: one.scenario.release for one in failures}
-    newest = [living.newest_of(engine, runs, release) for engine, release in engines.items()]
-    standings = living.standings(failures, newest)
-    unknown = [] if names else strangers(runs, failures)
+    newest = [standing.newest_of(engine, runs, release) for engine, release in engines.items()]
+    standings = standing.standings(failures, newest)
+    unknown = [] if names else standing.strangers(runs, failures)
     if as_json:
         emit(
             {
