@@ -1,28 +1,179 @@
-"""What is known of a cell: by the cache, and by the incident of a run."""
+"""What is known of a cell: its state by its runs, by the cache, and by the incident of a run."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from mmrepro import errors
 from mmrepro.ablate.options import AblateCommand
-from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
 from mmrepro.environments.build import existing
 from mmrepro.environments.spec import Environment
 from mmrepro.errors import InfrastructureError, MmreproError, UsageError
 from mmrepro.incident import Incident
 from mmrepro.incident.ledger import Attempt, Lost
-from mmrepro.incident.searches import CellRun
-from mmrepro.machine.files import Device, cache_root
+from mmrepro.incident.searches import CellRun, CellState
+from mmrepro.machine.files import Device, cache_root, write_file
+from mmrepro.records import Record
 from mmrepro.run.judge import facts_of
 from mmrepro.run.key import decisive_parts, run_key
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
-from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
+from mmrepro.signature import ConditionResult, Finding, Outcome, Part, Truth, combine
+from pydantic import ValidationError
+
+
+def state_of_run(run: CellRun) -> CellState:
+    """An unknown cause is not a cause that is gone: it leaves a run without symptom undecided.
+
+    A run without the symptom may be inconclusive for the scenario, because the trigger did not
+    come as far as it must. Then it shows no cure; but a cause that was seen was seen.
+    """
+    if run.outcome is None:
+        return CellState.LOST
+    if run.without_effect:
+        return CellState.NOT_TESTED
+    if run.outcome is Outcome.REPRODUCED:
+        return CellState.FAILS
+    if run.outcome is Outcome.DIFFERENT_FAILURE:
+        return CellState.OTHER
+    if not run.gate_passed or run.symptom is not Truth.NOT_MET:
+        return CellState.UNDECIDED
+    if run.cause is Truth.MET:
+        return CellState.HIDDEN
+    if run.cause is Truth.NOT_MET and run.outcome is Outcome.NOT_REPRODUCED:
+        return CellState.CURED
+    return CellState.UNDECIDED
+
+
+def state_of_cell(
+    states: Sequence[CellState], repeat: int, threshold: int
+) -> tuple[CellState, str]:
+    """The state of a cell, and why.
+
+    ``threshold`` failing runs of ``repeat`` make it fail. Below that, one failing run is enough to
+    say that it is no cure. Every run has to show a cure for a cell to be one; one that shows the
+    hidden cause makes it hidden.
+    """
+    count = Counter(states)
+    fails, done = count[CellState.FAILS], len(states)
+    said = ", ".join(f"{number} × {state}" for state, number in count.most_common())
+    if fails >= threshold:
+        return CellState.FAILS, said
+    if fails:
+        return (
+            CellState.UNDECIDED,
+            f"{said}: it comes and goes, {threshold} are needed to call it one",
+        )
+    if done < repeat:
+        return CellState.UNDECIDED, f"{said or 'no run'}, of {repeat}"
+    if count[CellState.LOST] == done:
+        return CellState.LOST, said
+    for state in (CellState.OTHER, CellState.NOT_TESTED):
+        if count[state]:
+            return state, said
+    if count[CellState.UNDECIDED] or count[CellState.LOST]:
+        return CellState.UNDECIDED, said
+    return (CellState.HIDDEN if count[CellState.HIDDEN] else CellState.CURED), said
+
+
+def decided(states: Sequence[CellState], repeat: int, threshold: int) -> bool:
+    """Whether further runs of the cell could not change its state any more."""
+    if len(states) >= repeat:
+        return True
+    count = Counter(states)
+    fails, left = count[CellState.FAILS], repeat - len(states)
+    return fails >= threshold or (fails > 0 and fails + left < threshold)
+
+
+ASSUMED_S = 60.0
+ASSUMED_WHY = (
+    "no run of this engine was measured here: 60 s each is assumed, twice what "
+    "ghost-key-eviction takes on two cores"
+)
+
+
+class Stored(Record):
+    """A run and what decided it: the reason why another one is, or is not, the same."""
+
+    engine: str
+    parts: dict[str, str]
+    run: CellRun
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds for one run, and what that is based on."""
+
+    seconds: float
+    why: str
+
+
+class CellStore:
+    """The cells of one scenario on one release and device, below ``ablate/`` in the cache."""
+
+    def __init__(self, scenario: str, engine: str, release: str, device: str) -> None:
+        self.engine = engine
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{device}")
+        self.root = cache_root() / "ablate"
+        self.folder = self.root / name
+
+    def read(self, key: str) -> CellRun | None:
+        """The run with that key; None if there is none, or none that can be read."""
+        stored = _read(self._path(key))
+        return stored.run if stored is not None and stored.run.key == key else None
+
+    def write(self, run: CellRun, parts: dict[str, str]) -> None:
+        """Keep ``run``; a disk that cannot take it costs only the reuse."""
+        text = Stored(engine=self.engine, parts=parts, run=run).model_dump_json(indent=1)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self._path(run.key), text + "\n")
+
+    def estimate(self) -> Estimate:
+        """What a run takes, by the median of those measured here."""
+        own = _seconds(self.folder, self.engine)
+        if own:
+            return Estimate(
+                statistics.median(own), f"median of {len(own)} measured runs of this scenario"
+            )
+        others = [s for folder in _folders(self.root) for s in _seconds(folder, self.engine)]
+        if others:
+            return Estimate(
+                statistics.median(others),
+                f"median of {len(others)} measured runs of other scenarios of {self.engine}",
+            )
+        return Estimate(ASSUMED_S, ASSUMED_WHY)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def _read(path: Path) -> Stored | None:
+    try:
+        return Stored.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        return sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _seconds(folder: Path, engine: str) -> list[float]:
+    stored = (_read(path) for path in sorted(folder.glob("*.json")))
+    return [s.run.seconds for s in stored if s is not None and s.engine == engine]
 
 
 @dataclass

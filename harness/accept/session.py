@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from mmrepro.accept.running import StepRun, beside
-from mmrepro.accept.sampling import used
-from mmrepro.accept.steps import Part, Step
+from mmrepro.accept.judging import Part, Step
+from mmrepro.accept.running import StepRun, beside, used
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.events import Found, RunEnded, Tone
 from mmrepro.campaign.search import Search

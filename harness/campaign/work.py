@@ -1,4 +1,4 @@
-"""What a place is told to do, and the doing of it, run by run.
+"""What a place is told to do, and the doing of it, run by run; this machine's places.
 
 The same here and on another machine: an order goes there, what began and what came of it comes
 back. Nothing in here knows the journal.
@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from mmrepro.campaign.child import Children
-from mmrepro.campaign.groups import Estimates, Group
-from mmrepro.campaign.schedule import Next, Schedule
+from mmrepro.campaign.schedule import Estimates, Group, Next, Schedule
+from mmrepro.campaign.trial import Children
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
@@ -396,3 +395,52 @@ def lost(night: str, began: Began, why: str, machine: str = "") -> Attempt:
         error=why,
         machine=machine,
     )
+
+
+class LocalPlaces:
+    """``jobs`` places on this machine, which share its environments and fork servers."""
+
+    def __init__(
+        self,
+        trials: Runner,
+        provisions: Providing,
+        jobs: int = 1,
+        machine: str = "",
+        clock: Callable[[], float] = time.time,
+        players: Players | None = None,
+    ) -> None:
+        """``machine``: its label in the ledger; ``players``: others than the usual ones."""
+        children, shared = Children(), players or Players()
+        self._places = [
+            _Place(Here(trials, provisions, machine, children, clock, shared)) for _ in range(jobs)
+        ]
+        self._here = self._places[0].here
+
+    def there(self) -> Sequence[_Place]:
+        return self._places
+
+    def expect(self, groups: Sequence[Group]) -> None:
+        self._here.provisions.expect(groups)
+
+    def stop(self) -> None:
+        self._here.stop()
+
+    def join(self) -> None:
+        for place in self._places:
+            place.here.leave()
+        self._here.players.end()
+        self._here.provisions.join()
+
+
+class _Place:
+    name = ""
+
+    def __init__(self, here: Here) -> None:
+        self.here = here
+
+    def has(self, group: Group) -> bool:
+        """Not asked: on one machine the environments come in the order of the plan."""
+        return False
+
+    def work(self, order: Order, root: Path) -> Working:
+        return order.carry_out(self.here, root)

@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from mmrepro.catalogue.page import table_row
 from mmrepro.catalogue.recorded import ON_GPU, of_incident, shipped
+from mmrepro.catalogue.standing import table_row
 from mmrepro.incident import ClaimStatus, Incident
 from mmrepro.records import Fidelity, Record
 from mmrepro.scenario.registry import load_scenario

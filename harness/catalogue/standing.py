@@ -1,11 +1,12 @@
-"""What recorded runs show of a failure: where, what helped, and if the newest release has it."""
+"""What recorded runs show of a failure: where, what helped, and if the newest release has it; the
+catalogue as a page, one line a failure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 from mmrepro.catalogue.recorded import ON_GPU, UPGRADE, RecordedRun
 from mmrepro.engines import spec_for
@@ -14,6 +15,7 @@ from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import BrokenScenario, MmreproError
 from mmrepro.records import Record
 from mmrepro.scenario import Scenario
+from mmrepro.scenario.parts import HARMS, SEES, Upstream
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.signature import Outcome
 from packaging.version import Version
@@ -219,3 +221,109 @@ def _outcome(runs: Sequence[RecordedRun]) -> str:
         Outcome.INCONCLUSIVE,
     )
     return next((one.value for one in order if one in seen), NOT_RUN)
+
+
+HEAD: Final = """\
+# The catalogue
+
+What mmrepro knows, one line a failure. Written by `mmrepro list --markdown` out of the scenarios
+and of the runs that were recorded of them; `tests/evidence/record.py --table` makes both anew.
+
+- **Releases**: the range is declared; behind it stands what was run, of the scenario as it is.
+  Where there is no run, nothing was seen.
+- **Cure**: mitigations, with the releases on which a run showed that they take the failure away;
+  where they *hide* it, it did not show, and its cause was not seen to be gone.
+- **Upstream**: what the project's tracker said, and on which day it was asked.
+- Which of them are alive in the newest release: `mmrepro list --alive`.
+"""
+COLUMNS: Final = (
+    "failure",
+    "engine",
+    "class",
+    "severity",
+    "releases",
+    "symptom",
+    "cure",
+    "upstream",
+)
+SEEN: Final = (
+    ("reproduced", Outcome.REPRODUCED),
+    ("not", Outcome.NOT_REPRODUCED),
+    ("fails otherwise", Outcome.DIFFERENT_FAILURE),
+    ("inconclusive", Outcome.INCONCLUSIVE),
+)
+
+
+def page(failures: Sequence[Known]) -> str:
+    """The whole page."""
+    lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS))]
+    lines += [table_row(_cells(one)) for one in failures]
+    runs = [run for one in failures for run in one.runs]
+    lines += [
+        "",
+        _counted(failures, runs),
+        "",
+        "## Words",
+        "",
+        "| class | a user sees |",
+        "|---|---|",
+    ]
+    lines += [f"| {name.words} | {told} |" for name, told in SEES.items()]
+    lines += ["", "| severity | one such request harms |", "|---|---|"]
+    lines += [f"| {name} | {told} |" for name, told in HARMS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _counted(failures: Sequence[Known], runs: Sequence[RecordedRun]) -> str:
+    days = sorted(run.at.date().isoformat() for run in runs)
+    when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+    return f"{len(failures)} failures; {len(runs)} recorded runs{when}."
+
+
+def _cells(one: Known) -> list[str]:
+    scenario = one.scenario
+    kind, severity = scenario.failure_class, scenario.severity
+    return [
+        f"`{scenario.name}`" + (f" ({scenario.variant})" if scenario.variant else ""),
+        scenario.engine,
+        kind.words if kind else "not said",
+        str(severity or "not said"),
+        releases(one),
+        scenario.title,
+        "; ".join(map(cure, one.cures())) or "none known",
+        upstream(scenario.upstream),
+    ]
+
+
+def releases(one: Known) -> str:
+    """``>=0.14.0, <0.24.0`` and what was run."""
+    seen = [
+        f"{words}: {', '.join(found)}"
+        for words, outcome in SEEN
+        if (found := one.releases(outcome))
+    ]
+    if one.on_gpu:
+        seen.append(f"on a GPU: {', '.join(one.on_gpu)}")
+    return f"{one.scenario.affected_range}<br>{'; '.join(seen) or 'not run'}"
+
+
+def cure(of: Cured) -> str:
+    """What was seen of one mitigation."""
+    name = f"release {of.release}" if of.release else f"`{of.name}`"
+    seen = [f"seen on {', '.join(of.helped)}"] if of.helped else []
+    seen += [f"hides it on {', '.join(of.hidden)}"] if of.hidden else []
+    seen += [f"no help on {', '.join(of.failed)}"] if of.failed else []
+    return f"{name} ({'; '.join(seen) or 'not seen'})"
+
+
+def upstream(said: Upstream) -> str:
+    told = said.words
+    if said.source is not None:
+        told += f": [{said.source.id}]({said.source.url})"
+    return f"{told}, {said.looked_up}" if said.looked_up else told
+
+
+def table_row(cells: Iterable[str]) -> str:
+    """A row of a Markdown table; each cell becomes one line."""
+    plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return "| " + " | ".join(plain) + " |"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mmrepro.campaign.provisions import Say
     from mmrepro.campaign.work import Places
     from mmrepro.cluster.where import Where
+    from mmrepro.history.concerns import Quarantine
     from mmrepro.history.ledger import History, Ledger, NightRuns
-    from mmrepro.history.quarantine import Quarantine
     from mmrepro.incident.ledger import Night, Planned
-    from mmrepro.matrix.file import MatrixFile, Settings
+    from mmrepro.matrix.options import MatrixFile, Settings
     from mmrepro.matrix.plan import DryRun
     from rich.console import Console
 
@@ -35,9 +35,9 @@ app = typer.Typer(
 
 
 def quarantine_of(path: Path | None) -> Quarantine:
-    from mmrepro.history.quarantine import Quarantine, load
+    from mmrepro.history.concerns import Quarantine, load_quarantine
 
-    return load(path) if path is not None else Quarantine()
+    return load_quarantine(path) if path is not None else Quarantine()
 
 
 # ---------------------------------------------------------------- mmrepro matrix run
@@ -63,9 +63,9 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     from mmrepro.cluster.where import placed
     from mmrepro.history.ledger import Ledger, read
     from mmrepro.incident.ledger import LEDGER_FILE
-    from mmrepro.matrix.asked import night_of, planned_of
-    from mmrepro.matrix.file import MatrixFile, load
-    from mmrepro.matrix.nights import begin, unfinished
+    from mmrepro.matrix.options import MatrixFile, load
+    from mmrepro.matrix.plan import night_of, planned_of
+    from mmrepro.matrix.session import begin, unfinished
 
     asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
     settings = asked.settings.over(given.matrix)
@@ -112,9 +112,7 @@ def _run(
     from mmrepro.cli.campaign import conduct
     from mmrepro.errors import NoPlaceLeft
     from mmrepro.incident.ledger import NightState
-    from mmrepro.matrix.measured import Measured
-    from mmrepro.matrix.nights import night_options
-    from mmrepro.matrix.session import Nightly, Slicing
+    from mmrepro.matrix.session import Measured, Nightly, Slicing, night_options
     from mmrepro.reports.nightly import write_night
 
     again, folder = asked.resumed(ledger.folder), ledger.folder
@@ -161,7 +159,7 @@ class Ended:
 
 
 def _print_ended(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
-    from mmrepro.matrix.ending import exit_code
+    from mmrepro.matrix.session import exit_code
     from mmrepro.reports.blocks import count
     from mmrepro.reports.night_json import night_document
     from mmrepro.reports.nightly import HTML_FILE, NightView, compose
@@ -210,12 +208,10 @@ def _excused(settings: Settings, runs: NightRuns, console: Console) -> Quarantin
 def _dry_run(
     asked: MatrixRunCommand, given: MatrixFile, settings: Settings, folder: Path, console: Console
 ) -> ExitCode:
-    from mmrepro.campaign.groups import Estimates
-    from mmrepro.campaign.schedule import left
+    from mmrepro.campaign.schedule import Estimates, left
     from mmrepro.history.ledger import History, read
     from mmrepro.incident.ledger import LEDGER_FILE, NightState
-    from mmrepro.matrix.asked import night_of, planned_of
-    from mmrepro.matrix.plan import dry_run
+    from mmrepro.matrix.plan import dry_run, night_of, planned_of
 
     history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
     notes: list[str] = []

@@ -56,8 +56,7 @@ def list_scenarios(asked: ListCommand) -> None:
         _alive(names, asked.ledger, as_json=asked.json)
         return
     if markdown:
-        from mmrepro.catalogue.page import page
-        from mmrepro.catalogue.standing import known
+        from mmrepro.catalogue.standing import known, page
 
         failures, broken = known(_recorded(asked.ledger), names)
         for error in broken.values():

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mmrepro.campaign.child import GRACE_S
-from mmrepro.campaign.groups import Group
+from mmrepro.campaign.schedule import Group
+from mmrepro.campaign.trial import GRACE_S
 from mmrepro.campaign.work import Began, Order, Working
-from mmrepro.cluster import inherited, remote
-from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said
-from mmrepro.cluster.transport import unpacked
+from mmrepro.cluster import remote
+from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said, unpacked
 from mmrepro.environments.build import folder_of
 from mmrepro.errors import (
     InfrastructureError,
@@ -426,4 +425,4 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        inherited.plain_signals()
+        remote.plain_signals()

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrepro.campaign.disk import Bound
-from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.provisions import Provisions, Say
+from mmrepro.campaign.provisions import Bound, Provisions, Say
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Places
+from mmrepro.campaign.work import LocalPlaces, Places
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Event
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.history.states import VERDICTS, Settled, State, changed_parts
-from mmrepro.history.track import Change, Track, describe
+from mmrepro.history.states import VERDICTS, Change, Settled, State, Track, changed_parts, describe
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
 from mmrepro.signature import Outcome
 from mmrepro.text.sanitize import one_line

@@ -2,30 +2,163 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import STRIKES, Campaign, State
-from mmrepro.campaign.dispatch import SETUP_S, Costs, Dispatcher, Slice
 from mmrepro.campaign.events import Found, run_ended
-from mmrepro.campaign.groups import (
+from mmrepro.campaign.schedule import (
     ASSUMED_BUILD_S,
     ASSUMED_WHY,
+    SETUP_S,
+    Costs,
+    Dispatcher,
     Estimates,
     Group,
+    Next,
+    Schedule,
+    Slice,
     groups_of,
 )
-from mmrepro.campaign.schedule import Next, Schedule
+from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions
 from mmrepro.campaign.work import Began, CellsUntilWhole, Order, Place, began_of, lost
-from mmrepro.errors import PlaceLost
-from mmrepro.history.events import events
+from mmrepro.environments.store import Stored, list_environments
+from mmrepro.errors import ExitCode, PlaceLost, UsageError
+from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, State as CellState, settle
-from mmrepro.incident.ledger import Attempt, Night, NightState, Planned
+from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned
+from mmrepro.matrix.options import Settings
 from mmrepro.records import Moment, Record
+from mmrepro.run.options import StartMode
+from packaging.version import InvalidVersion, Version
+
+
+def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:
+    """Write down that ``night`` runs these cells, or goes on with them.
+
+    The cells of a night that is there already stay in it. Nothing is written if nothing is new.
+    """
+    runs = ledger.history.find(night.id)
+    new = [p for p in cells if runs is None or p.cell.id not in runs.planned]
+    if runs is None or new or _asked(runs.night) != _asked(night):
+        total = len(new) + (len(runs.planned) if runs else 0)
+        created = runs.night.created if runs else night.created
+        ledger.append(night.model_copy(update={"created": created, "cells": total}))
+        for planned in new:
+            ledger.append(planned)
+    return ledger.history.night(night.id)
+
+
+def _asked(night: Night) -> tuple[int, int]:
+    return night.repeat, night.confirm
+
+
+def unfinished(ledger: Ledger) -> NightRuns | None:
+    """The newest night that was not run to its end; None: there is none.
+
+    Raises:
+        UsageError: it was killed before its plan was written down.
+    """
+    for runs in reversed(ledger.history.nights):
+        if runs.night.state is NightState.COMPLETE:
+            continue
+        if runs.night.cells is not None and len(runs.planned) < runs.night.cells:
+            raise UsageError(
+                f"Night {runs.night.id} ended before its plan was written down.",
+                hint=f"run it again: {runs.night.command}",
+            )
+        return runs
+    return None
+
+
+def night_options(settings: Settings, machine: str) -> TrialOptions:
+    """Those of a night. Its start mode is always the same, however many runs an environment has:
+    the mode is a part of the key."""
+    mode = settings.start_mode or StartMode.AUTO
+    return TrialOptions(
+        timeout_s=settings.timeout or TIMEOUT_S,
+        start_mode=StartMode.WARM if mode is StartMode.AUTO else mode,
+        machine=machine,
+    )
+
+
+UNKNOWN = (CellState.INCONCLUSIVE, CellState.LOST, CellState.MISSING)
+
+
+def exit_code(
+    runs: NightRuns, excused: Callable[[Cell], bool], left: Collection[str] = ()
+) -> ExitCode:
+    """Of a night: the first of these that holds.
+
+    1: outside of quarantine a verdict that was not expected, a flaky cell, or an alarming event;
+    4: infrastructure failed in every run; 3: of a cell nothing is known, or runs of it are left.
+
+    Args:
+        excused: whether a cell is in quarantine.
+        left: ids of the cells that have runs left.
+    """
+    free = {name for name, planned in runs.planned.items() if excused(planned.cell)}
+    settled = {name: settle(runs.attempts_of(name)) for name in runs.planned if name not in free}
+    if any(event.what in ALARMS and event.cell not in free for event in runs.events):
+        return ExitCode.NOT_AS_EXPECTED
+    if any(
+        one.state is CellState.FLAKY or (one.as_expected is False and one.state not in UNKNOWN)
+        for one in settled.values()
+    ):
+        return ExitCode.NOT_AS_EXPECTED
+    if runs.attempts and all(a.lost is Lost.INFRASTRUCTURE for a in runs.attempts):
+        return ExitCode.INFRASTRUCTURE
+    if any(one.state in UNKNOWN or name in left for name, one in settled.items()):
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.AS_EXPECTED
+
+
+class Measured:
+    """What environments take; one that is not here is taken to be like the engine's others."""
+
+    def __init__(self, stored: Sequence[Stored] | None = None) -> None:
+        self._given = stored
+        self._builds: dict[str, float] = {}
+
+    @cached_property
+    def _stored(self) -> Sequence[Stored]:
+        return list_environments(sizes=False) if self._given is None else self._given
+
+    def build_s(self, group: Group) -> float:
+        """Seconds that its build takes, about."""
+        if group.name not in self._builds:
+            own = self.own(group)
+            like = [one.manifest.build_seconds for one in ([own] if own else self.alike(group))]
+            self._builds[group.name] = statistics.median(like) if like else ASSUMED_BUILD_S
+        return self._builds[group.name]
+
+    def own(self, group: Group) -> Stored | None:
+        """The group's own environment, where it is on this machine."""
+        for one in self.alike(group):
+            if (one.manifest.release, one.manifest.commit) == (group.release, group.commit):
+                return one
+        return None
+
+    def alike(self, group: Group) -> list[Stored]:
+        """Those of the same engine and device, oldest release first."""
+        wanted = (group.engine, group.device)
+        found = [s for s in self._stored if (s.manifest.engine, s.manifest.device) == wanted]
+        return sorted(found, key=lambda one: version_of(one.manifest.release))
+
+
+def version_of(release: str) -> Version:
+    """The version to sort by; what is none comes first."""
+    try:
+        return Version(release)
+    except InvalidVersion:
+        return Version("0")
+
 
 STATES = {
     State.COMPLETE: NightState.COMPLETE,
@@ -58,7 +191,7 @@ class Nightly:
     def __init__(
         self, ledger: Ledger, runs: NightRuns, slicing: Slicing, resume_command: str = ""
     ) -> None:
-        """``runs``: of the ledger's history, begun by :func:`~mmrepro.matrix.nights.begin`."""
+        """``runs``: of the ledger's history, begun by :func:`~mmrepro.matrix.session.begin`."""
         self.ledger, self.runs, self.resume_command = ledger, runs, resume_command
         self.folder: Path = ledger.folder
         self.estimates = Estimates(ledger.history)

@@ -127,6 +127,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if any(name.startswith(PROPERTY) for name, _ in getattr(report, "user_properties", ()))
     ]
     if ran:
-        from mmrepro.pytest_plugin.telling import tell_reports
+        from mmrepro.pytest_plugin.running import tell_reports
 
         tell_reports(terminalreporter, ran)

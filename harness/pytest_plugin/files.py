@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from mmrepro.campaign.groups import Group, groups_of
-from mmrepro.campaign.schedule import CONFIRM, REPEAT
+from mmrepro.campaign.schedule import CONFIRM, REPEAT, Group, groups_of
 from mmrepro.errors import MmreproError
-from mmrepro.history.quarantine import Quarantine, load as load_quarantine
+from mmrepro.history.concerns import Quarantine, load_quarantine
 from mmrepro.incident.ledger import Cell, Planned
-from mmrepro.matrix.file import MatrixFile, Settings, load
-from mmrepro.matrix.nights import night_options
+from mmrepro.matrix.options import MatrixFile, Settings, load
 from mmrepro.matrix.plan import plan
+from mmrepro.matrix.session import night_options
 from mmrepro.pytest_plugin import SUFFIX, MmreproWarning
 from mmrepro.pytest_plugin.options import out_folder, session_name
-from mmrepro.pytest_plugin.running import How, Runs
-from mmrepro.pytest_plugin.telling import Ran, failure, sentence
+from mmrepro.pytest_plugin.running import How, Ran, Runs, failure, sentence
 from mmrepro.text.sanitize import one_line
 
 

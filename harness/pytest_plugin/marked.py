@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.schedule import groups_of
 from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, incident_in
 from mmrepro.campaign.work import INCIDENTS
 from mmrepro.errors import MmreproError, UsageError
@@ -20,12 +20,11 @@ from mmrepro.history.states import State
 from mmrepro.incident import Incident
 from mmrepro.incident.folder import unused
 from mmrepro.incident.ledger import Attempt, Cell, Planned
-from mmrepro.matrix.file import Device, Seconds, Texts
+from mmrepro.matrix.options import Device, Seconds, Texts
 from mmrepro.matrix.plan import planned
 from mmrepro.pytest_plugin import FIXTURE, MARKER, PROPERTY
 from mmrepro.pytest_plugin.options import out_folder, session_name
-from mmrepro.pytest_plugin.running import How, Runs
-from mmrepro.pytest_plugin.telling import Ran, failure, sentence
+from mmrepro.pytest_plugin.running import How, Ran, Runs, failure, sentence
 from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.run.options import RunCommand
 from mmrepro.run.start import target

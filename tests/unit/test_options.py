@@ -17,14 +17,14 @@ import pytest
 import typer
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.base.options import Command, Declared, Origin, declared
-from mmrepro.campaign.child import spawn
+from mmrepro.campaign.trial import spawn
 from mmrepro.case.model import ServerWanted
 from mmrepro.cli.app import COMMANDS
 from mmrepro.cli.options import PLACES, DeclaredCommand, command
 from mmrepro.errors import UsageError
 from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.matrix import selectors
-from mmrepro.matrix.file import load
+from mmrepro.matrix.options import load
 
 
 def functions() -> Iterator[Any]:

@@ -11,7 +11,7 @@ from mmrepro.cluster import machines
 from mmrepro.cluster.remote import Engines
 from mmrepro.cluster.where import placed
 from mmrepro.errors import UsageError
-from mmrepro.matrix.file import load
+from mmrepro.matrix.options import load
 from typer.testing import CliRunner
 
 

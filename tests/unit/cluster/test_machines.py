@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 import ray.exceptions
 from matrix_nights import FakeTrials, planned
-from mmrepro.campaign.groups import groups_of
-from mmrepro.campaign.schedule import Next
+from mmrepro.campaign.schedule import Next, groups_of
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import Began, CellsUntilWhole, began_of
 from mmrepro.cluster import machines as module, remote
 from mmrepro.cluster.machines import Machines, Needs, connected, label, lost_because
-from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent
-from mmrepro.cluster.transport import packed
+from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent, packed
 from mmrepro.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
 from mmrepro.incident.ledger import Attempt
 from mmrepro.signature import Outcome

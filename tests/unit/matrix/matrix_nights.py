@@ -10,7 +10,7 @@ from typing import Any
 
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Handler
-from mmrepro.campaign.groups import Group
+from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.work import CellsUntilWhole, Here, Order, Places, Working
 from mmrepro.errors import PlaceLost
 from mmrepro.history.ledger import AnyRecord, Ledger, NightRuns

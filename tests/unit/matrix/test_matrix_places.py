@@ -16,8 +16,7 @@ from mmrepro.campaign.schedule import next_run
 from mmrepro.errors import ExitCode, NoPlaceLeft
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
-from mmrepro.matrix.nights import begin, unfinished
-from mmrepro.matrix.session import STRIKES, Slicing
+from mmrepro.matrix.session import STRIKES, Slicing, begin, unfinished
 from mmrepro.signature import Outcome
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED

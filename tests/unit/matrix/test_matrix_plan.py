@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.campaign.groups import Estimates, groups_of
+from mmrepro.campaign.schedule import Estimates, groups_of
 from mmrepro.engines import spec_for
 from mmrepro.environments.index import Listed
 from mmrepro.environments.spec import EnvironmentSpec
@@ -17,7 +17,7 @@ from mmrepro.errors import UsageError
 from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Planned
 from mmrepro.matrix import plan as planning, selectors
-from mmrepro.matrix.file import Rows, Settings, load
+from mmrepro.matrix.options import Rows, Settings, load
 from mmrepro.matrix.plan import Plan, dry_run, sharded
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario, scenario_names

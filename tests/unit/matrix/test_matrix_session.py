@@ -20,14 +20,13 @@ from matrix_nights import (
     night,
     planned,
 )
-from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.schedule import left, next_run
-from mmrepro.campaign.work import INCIDENTS
+from mmrepro.campaign.work import INCIDENTS, LocalPlaces
 from mmrepro.errors import UsageError
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.states import State, settle
 from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
-from mmrepro.matrix.nights import begin, unfinished
+from mmrepro.matrix.session import begin, unfinished
 from mmrepro.signature import Outcome
 
 BAD, GOOD, UNSURE = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
