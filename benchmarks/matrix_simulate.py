@@ -37,7 +37,7 @@ from mmrepro.incident.ledger import LEDGER_FILE, Planned
 from mmrepro.matrix import selectors
 from mmrepro.matrix.options import DEFAULT_OUT, MatrixFile, MatrixRunCommand, load
 from mmrepro.matrix.plan import planned_of
-from mmrepro.matrix.session import Measured, version_of
+from mmrepro.matrix.session import Measured
 from mmrepro.reports.blocks import count
 from rich import box
 from rich.console import Console
@@ -111,7 +111,7 @@ def answer(asked: argparse.Namespace) -> None:
         disk=parse_size(asked.disk) if asked.disk else None,
     )
     given = load(asked.file) if asked.file is not None else MatrixFile()
-    settings = own.settings.over(given.matrix)
+    settings = own.over(given.matrix)
     history, source = _history(asked.ledger, settings.out)
     planned = _cells(own, given, history, source)
     repeat = settings.repeat or REPEAT
@@ -235,8 +235,8 @@ class Packages(Measured):
         if not (alike := self.alike(group)):
             spec = group.spec
             return {engine: ASSUMED_BYTES if spec is None else spec.disk_bytes}
-        wanted = version_of(group.release)
-        older = [one for one in alike if version_of(one.manifest.release) <= wanted]
+        wanted = selectors.version_of(group.release)
+        older = [one for one in alike if selectors.version_of(one.manifest.release) <= wanted]
         nearest = older[-1] if older else alike[0]
         project = nearest.manifest.project.replace("-", "_").lower()
         return {

@@ -7,16 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from mmrepro.ablate.cells import (
-    KnownCells,
-    cell_run,
-    decided,
-    error_of,
-    state_of_cell,
-    state_of_run,
-)
+from mmrepro.ablate.cells import KnownCells, cell_run, error_of
 from mmrepro.ablate.options import AblateCommand
-from mmrepro.ablate.search import Flips, Search, bound, search
+from mmrepro.ablate.search import Flips, Search, bound, decided, search, state_of_cell, state_of_run
 from mmrepro.campaign.events import Found, RunEnded, Tone
 from mmrepro.campaign.search import CellSearch, Write
 from mmrepro.campaign.trial import cell_of

@@ -9,7 +9,8 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from mmrepro.engines import spec_for
@@ -112,81 +113,58 @@ class Next(NamedTuple):
     role: Role
 
 
-def next_run(
-    attempts: Sequence[Attempt],
-    planned: Planned,
-    *,
-    repeat: int,
-    confirm: int,
-    before: Settled | None = None,
-) -> Next | None:
-    """The next run of a cell; None: it is whole.
-
-    Infrastructure that failed is tried once more. A run that took too long is not: it would take
-    as long again, and the next night has its turn. If the planned runs surprise, ``confirm`` more
-    follow, whatever the first of them shows, so that k of n means what it says.
-
-    Args:
-        attempts: of the cell in this night, by their index.
-        before: what the cell settled on in the last night that ran it.
-    """
-    number = len(attempts) + 1
-    if not attempts:
-        return Next(number, "planned")
-    last = attempts[-1]
-    if any(a.lost in HOPELESS for a in attempts):
-        return None
-    if last.lost is Lost.INFRASTRUCTURE and last.role != "retry":
-        return Next(number, "retry")
-    if sum(a.role == "planned" for a in attempts) < repeat:
-        return Next(number, "planned")
-    confirmed = sum(a.role == "confirm" for a in attempts)
-    if confirmed < confirm and surprise(_planned(attempts), before, planned.expected):
-        return Next(number, "confirm")
-    return None
-
-
-def left(
-    attempts: Sequence[Attempt],
-    planned: Planned,
-    *,
-    repeat: int,
-    confirm: int,
-    before: Settled | None = None,
-) -> int:
-    """Runs that are still to be made, if nothing surprises from here on."""
-    following = next_run(attempts, planned, repeat=repeat, confirm=confirm, before=before)
-    if following is None:
-        return 0
-    waiting = max(0, repeat - sum(a.role == "planned" for a in attempts))
-    if following.role == "confirm":
-        return confirm - sum(a.role == "confirm" for a in attempts)
-    return waiting + (following.role == "retry")
-
-
 @dataclass(frozen=True)
 class Schedule:
-    """How often the cells of one night are run; ``before``: as for :func:`next_run`, by cell id."""
+    """How often the cells of one campaign are run.
+
+    Attributes:
+        repeat: planned runs.
+        confirm: further ones where those surprise.
+        before: what a cell settled on in the last night that learnt something of it, by its id.
+    """
 
     repeat: int
     confirm: int
-    before: Mapping[str, Settled | None]
+    before: Mapping[str, Settled | None] = field(default_factory=dict)
 
     def next(self, attempts: Sequence[Attempt], planned: Planned) -> Next | None:
-        """The next run of a cell; None: it is whole."""
+        """The next run of a cell; None: it is whole.
+
+        Infrastructure that failed is tried once more. A run that took too long is not: it would
+        take as long again, and the next night has its turn. If the planned runs surprise,
+        ``confirm`` more follow, whatever the first of them shows, so that k of n means what it
+        says.
+
+        Args:
+            attempts: of the cell in this campaign, by their index.
+        """
+        number = len(attempts) + 1
+        if not attempts:
+            return Next(number, "planned")
+        last = attempts[-1]
+        if any(a.lost in HOPELESS for a in attempts):
+            return None
+        if last.lost is Lost.INFRASTRUCTURE and last.role != "retry":
+            return Next(number, "retry")
+        if sum(a.role == "planned" for a in attempts) < self.repeat:
+            return Next(number, "planned")
+        # What the planned runs came to, before any was confirmed.
+        came = settle(list(takewhile(lambda a: a.role != "confirm", attempts)))
+        confirmed = sum(a.role == "confirm" for a in attempts)
         before = self.before.get(planned.cell.id)
-        return next_run(attempts, planned, repeat=self.repeat, confirm=self.confirm, before=before)
+        if confirmed < self.confirm and surprise(came, before, planned.expected):
+            return Next(number, "confirm")
+        return None
 
     def left(self, attempts: Sequence[Attempt], planned: Planned) -> int:
-        """Runs of a cell that are still to be made, if nothing surprises."""
-        before = self.before.get(planned.cell.id)
-        return left(attempts, planned, repeat=self.repeat, confirm=self.confirm, before=before)
-
-
-def _planned(attempts: Sequence[Attempt]) -> Settled:
-    """What the planned runs came to, before any was confirmed."""
-    first = next((i for i, a in enumerate(attempts) if a.role == "confirm"), len(attempts))
-    return settle(attempts[:first])
+        """Runs of a cell that are still to be made, if nothing surprises from here on."""
+        following = self.next(attempts, planned)
+        if following is None:
+            return 0
+        if following.role == "confirm":
+            return self.confirm - sum(a.role == "confirm" for a in attempts)
+        waiting = max(0, self.repeat - sum(a.role == "planned" for a in attempts))
+        return waiting + (following.role == "retry")
 
 
 SETUP_S = 6.0

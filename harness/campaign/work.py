@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from mmrepro.campaign.schedule import Estimates, Group, Next, Schedule
-from mmrepro.campaign.trial import Children
+from mmrepro.campaign.trial import Children, Trials
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
 from mmrepro.play.players import Players
 from mmrepro.records import Moment, Record
+
+if TYPE_CHECKING:
+    from mmrepro.campaign.provisions import Provisions
 
 INCIDENTS = "incidents"
 
@@ -46,31 +48,6 @@ Working: TypeAlias = Generator[Began | Record, None, None]
 """Each run as it begins, and what came of it. Closed, it leaves nothing behind."""
 
 
-class Runner(Protocol):
-    """Runs cells: `Trials`."""
-
-    def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
-    ) -> Attempt: ...
-
-    def stop(self) -> None: ...
-
-
-class Providing(Protocol):
-    """What runs need beside them: `Provisions`."""
-
-    def expect(self, groups: Sequence[Group]) -> None: ...
-    def prepare(self, group: Group) -> str: ...
-    def prefetch(self, group: Group) -> None: ...
-    def warm(self, runs: Sequence[tuple[Cell, int]]) -> contextlib.AbstractContextManager[None]: ...
-    def seconds(self, group: Group) -> float: ...
-    def done(self, group: Group) -> None: ...
-    def provide(self, spec: EnvironmentSpec, name: str, within_s: float) -> str: ...
-    def failed(self, spec: EnvironmentSpec) -> bool: ...
-    def stop(self) -> None: ...
-    def join(self) -> None: ...
-
-
 @dataclass
 class Here:
     """What a place works with, on its machine.
@@ -81,8 +58,8 @@ class Here:
         players: what replays cases here. Places on one machine share them.
     """
 
-    trials: Runner
-    provisions: Providing
+    trials: Trials
+    provisions: Provisions
     machine: str = ""
     children: Children = field(default_factory=Children)
     clock: Callable[[], float] = time.time
@@ -269,19 +246,25 @@ class CellsUntilWhole(_OfCells):
     def carry_out(self, here: Here, root: Path) -> Working:
         """Have the environment, then run each cell until it is whole or there is no time.
 
-        The provisions were told to :meth:`~Providing.expect` the group; they are told that it is
-        done.
+        The provisions expect the group; here they learn that it is done.
 
         Raises:
             KeyboardInterrupt: trials or provisions were stopped.
         """
-        state, provisions = _State(self), here.provisions
+        provisions = here.provisions
+        schedule = Schedule(self.repeat, self.confirm, self.before)
+        cells = self.group.cells
+        made = {p.cell.id: list(self.attempts.get(p.cell.id, ())) for p in cells}
+        measured = Estimates(History())
 
         def fits(cell: Cell, first_s: float = 0.0) -> bool:
-            return self.until is None or here.clock() + first_s + state.seconds(cell) <= self.until
+            known = self.seconds.get(cell.id)
+            seconds = measured.of(cell)[0] if known is None else known
+            return self.until is None or here.clock() + first_s + seconds <= self.until
 
         def whole(planned: Planned, why: str) -> Working:
-            while (coming := state.next(planned)) is not None and not here.stopped():
+            attempts = made[planned.cell.id]
+            while (coming := schedule.next(attempts, planned)) is not None and not here.stopped():
                 if not why and not fits(planned.cell):
                     return
                 began = began_of(planned, coming)
@@ -290,52 +273,23 @@ class CellsUntilWhole(_OfCells):
                     attempt = lost(self.night, began, why, here.machine)
                 else:
                     attempt = self.run(planned.cell, began, here, root)
-                state.note(planned, attempt)
+                attempts.append(attempt)
+                if attempt.outcome is not None:
+                    measured.note(planned.cell, attempt.seconds)
                 yield attempt
 
         fetched_s = provisions.seconds(self.group)
-        if any(fits(planned.cell, fetched_s) for planned in self.group.cells):
+        if any(fits(planned.cell, fetched_s) for planned in cells):
             why = provisions.prepare(self.group)
-            if why:
-                runs: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            else:
-                if self.ahead is not None and fits(self.ahead.cells[0].cell):
-                    provisions.prefetch(self.ahead)
-                runs = provisions.warm([(p.cell, state.left(p)) for p in self.group.cells])
-            with runs:
-                for planned in self.group.cells:
+            with contextlib.ExitStack() as warm:
+                if not why:
+                    if self.ahead is not None and fits(self.ahead.cells[0].cell):
+                        provisions.prefetch(self.ahead)
+                    runs = [(p.cell, schedule.left(made[p.cell.id], p)) for p in cells]
+                    warm.enter_context(provisions.warm(runs))
+                for planned in cells:
                     yield from whole(planned, why)
         provisions.done(self.group)
-
-
-class _State:
-    """How an order stands: its attempts of before, and those made since."""
-
-    def __init__(self, order: CellsUntilWhole) -> None:
-        self.order = order
-        self._schedule = Schedule(order.repeat, order.confirm, order.before)
-        names = [planned.cell.id for planned in order.group.cells]
-        self._attempts = {name: list(order.attempts.get(name, ())) for name in names}
-        self._measured = Estimates(History())
-
-    def next(self, planned: Planned) -> Next | None:
-        """The next run of a cell; None: it is whole."""
-        return self._schedule.next(self._attempts[planned.cell.id], planned)
-
-    def left(self, planned: Planned) -> int:
-        """Runs of a cell that are still to be made, if nothing surprises."""
-        return self._schedule.left(self._attempts[planned.cell.id], planned)
-
-    def note(self, planned: Planned, attempt: Attempt) -> None:
-        """Another run of that cell has ended."""
-        self._attempts[planned.cell.id].append(attempt)
-        if attempt.outcome is not None:
-            self._measured.note(planned.cell, attempt.seconds)
-
-    def seconds(self, cell: Cell) -> float:
-        """What a run of it takes, about."""
-        known = self.order.seconds.get(cell.id)
-        return self._measured.of(cell)[0] if known is None else known
 
 
 class Place(Protocol):
@@ -402,8 +356,8 @@ class LocalPlaces:
 
     def __init__(
         self,
-        trials: Runner,
-        provisions: Providing,
+        trials: Trials,
+        provisions: Provisions,
         jobs: int = 1,
         machine: str = "",
         clock: Callable[[], float] = time.time,

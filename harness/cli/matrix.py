@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mmrepro.history.concerns import Quarantine
     from mmrepro.history.ledger import History, Ledger, NightRuns
     from mmrepro.incident.ledger import Night, Planned
-    from mmrepro.matrix.options import MatrixFile, Settings
+    from mmrepro.matrix.options import MatrixFile
     from mmrepro.matrix.plan import DryRun
     from rich.console import Console
 
@@ -68,8 +68,8 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     from mmrepro.matrix.session import begin, unfinished
 
     asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
-    settings = asked.settings.over(given.matrix)
-    folder = Path(settings.out or DEFAULT_OUT)
+    settings = asked.over(given.matrix)
+    folder = settings.out or Path(DEFAULT_OUT)
     console = console_for(asked)
     if asked.resume and (asked.scenarios or asked.night or asked.shard):
         raise UsageError(
@@ -82,8 +82,8 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
     night = night_of(asked, settings)
-    jobs = asked.settings.jobs if settings.ray else settings.jobs
-    with placed(jobs, settings.ray or "") as where, Ledger(folder) as ledger:
+    jobs = asked.jobs if settings.ray else settings.jobs
+    with placed(jobs, settings.ray) as where, Ledger(folder) as ledger:
         runs = unfinished(ledger) if asked.resume else begin(ledger, night, planned)
         if runs is not None:
             for note in notes:
@@ -104,7 +104,7 @@ def _run(
     runs: NightRuns,
     asked: MatrixRunCommand,
     given: MatrixFile,
-    settings: Settings,
+    settings: MatrixRunCommand,
     where: Where,
     notes: Sequence[str],
     console: Console,
@@ -198,17 +198,21 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def _excused(settings: Settings, runs: NightRuns, console: Console) -> Quarantine:
-    loaded = quarantine_of(Path(settings.quarantine) if settings.quarantine else None)
+def _excused(settings: MatrixRunCommand, runs: NightRuns, console: Console) -> Quarantine:
+    loaded = quarantine_of(settings.quarantine)
     for warning in loaded.warnings(list(runs.cells.values()), runs.night.created.wall):
         _line(console, warning, "yellow")
     return loaded
 
 
 def _dry_run(
-    asked: MatrixRunCommand, given: MatrixFile, settings: Settings, folder: Path, console: Console
+    asked: MatrixRunCommand,
+    given: MatrixFile,
+    settings: MatrixRunCommand,
+    folder: Path,
+    console: Console,
 ) -> ExitCode:
-    from mmrepro.campaign.schedule import Estimates, left
+    from mmrepro.campaign.schedule import Estimates, Schedule
     from mmrepro.history.ledger import History, read
     from mmrepro.incident.ledger import LEDGER_FILE, NightState
     from mmrepro.matrix.plan import dry_run, night_of, planned_of
@@ -228,7 +232,7 @@ def _dry_run(
 
     def to_run(one: Planned) -> int:
         attempts = runs.attempts_of(one.cell.id) if runs is not None else []
-        return left(attempts, one, repeat=night.repeat, confirm=night.confirm)
+        return Schedule(night.repeat, night.confirm).left(attempts, one)
 
     made = dry_run(night.id, cells, to_run, Estimates(history), notes, night.shard)
     if asked.json:

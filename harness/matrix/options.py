@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from mmrepro.base import common_options as common, units
-from mmrepro.base.options import LIMITS, OUTPUT, Command, Origin, option
+from mmrepro.base.options import LIMITS, OUTPUT, Command, Origin, declared, option
 from mmrepro.base.units import exact_duration, exact_size, parse_duration, parse_size
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.machine.files import read_toml
 from mmrepro.matrix import selectors
 from mmrepro.run.options import StartMode
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 
 def _several(value: Any) -> Any:
@@ -73,32 +73,6 @@ class Rows(_Table):
     option: Texts = []
 
 
-class Settings(_Table):
-    """``[matrix]``: defaults of the rows, and how the night is run. None: not said."""
-
-    engine: str | None = None
-    releases: Releases | None = None
-    mitigation: Texts | None = None
-    device: Device | None = None
-    repeat: Annotated[int, Field(ge=1, le=1000)] | None = None
-    confirm: Annotated[int, Field(ge=0, le=100)] | None = None
-    jobs: Annotated[int, Field(ge=1, le=64)] | None = None
-    max_time: Seconds | None = None
-    every: Seconds | None = None
-    timeout: Seconds | None = None
-    disk: Bytes | None = None
-    start_mode: StartMode | None = None
-    machine: str | None = None
-    ray: str | None = None
-    quarantine: str | None = None
-    out: str | None = None
-
-    def over(self, other: Settings) -> Settings:
-        """These, and where they do not say, ``other``'s."""
-        own = {n: v for n, v in self.model_dump().items() if v is not None}
-        return Settings.model_validate(other.model_dump() | own)
-
-
 class Cluster(_Table):
     """``[cluster]``: what Ray is asked for, for the cells that a machine works on."""
 
@@ -107,63 +81,14 @@ class Cluster(_Table):
     memory: Bytes = 0
 
 
-class MatrixFile(_Table):
-    matrix: Settings = Settings()
-    cluster: Cluster = Cluster()
-    cell: list[Rows] = []
-
-
-def load(path: Path) -> MatrixFile:
-    """The file; paths in it are relative to its folder, and come back relative to the current one.
-
-    Raises:
-        UsageError: it cannot be read; the table and the key are named.
-    """
-    try:
-        made = MatrixFile.model_validate(read_toml(path))
-    except ValidationError as error:
-        raise UsageError(
-            f"{path}: {_first(error)}.", hint="docs/matrix.md lists the tables and their keys"
-        ) from error
-    for number, rows in enumerate(made.cell, 1):
-        if not rows.scenario:
-            raise UsageError(
-                f"{path}: [[cell]] number {number} names no scenario.",
-                hint='scenario = "ghost-key-eviction"',
-            )
-        rows.scenario = [_placed(s, path) if ".py" in s else s for s in rows.scenario]
-    for name in ("quarantine", "out"):
-        if value := getattr(made.matrix, name):
-            setattr(made.matrix, name, _placed(value, path))
-    return made
-
-
-def _placed(value: str, path: Path) -> str:
-    return os.path.relpath(path.parent / value)
-
-
-def _first(error: ValidationError) -> str:
-    """``[[cell]] number 2, key 'releases': …``."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = list(first["loc"])
-    words = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        words = "there is no such key" if len(place) > 1 else "there is no such table"
-    if place[0] == "cell" and len(place) > 1:
-        table = f"[[cell]] number {int(place[1]) + 1}"
-        key = place[2:]
-    else:
-        table, key = f"[{place[0]}]", place[1:]
-    return f"{table}, key {str(key[0])!r}: {words}" if key else f"{table}: {words}"
-
-
 DEFAULT_OUT = "nights"
 
 
 @dataclass(frozen=True)
-class MatrixCommand(Command):
-    """The options that say which cells there are. None and what is empty: not said."""
+class MatrixRunCommand(Command):
+    """Options of ``mmrepro matrix run``. None and what is empty: not said."""
 
+    COMMAND: ClassVar[str] = "matrix run"
     file: Path | None = option(
         None, "FILE.toml with the rows; see docs/matrix.md.", "FILE", argument=True
     )
@@ -207,38 +132,6 @@ class MatrixCommand(Command):
         write=exact_size,
     )
     json: bool = common.JSON(False)
-
-    @property
-    def settings(self) -> Settings:
-        """What the options say of what FILE.toml has, too."""
-        said: dict[str, Any] = {}
-        for name in Settings.model_fields:
-            value = getattr(self, name, None)
-            if value not in (None, "", ()):
-                plain = str(value) if isinstance(value, Path) else value
-                said[name] = list(plain) if isinstance(plain, tuple) else plain
-        return Settings(**said)
-
-    def under(self, file: MatrixFile) -> tuple[Self, MatrixFile]:
-        """Return both so that FILE.toml goes before what ``mmrepro.toml`` says of the same keys."""
-        tables = (file.matrix, *file.cell)
-        mine: dict[str, Any] = {
-            one.name: one.default
-            for one in fields(self)
-            if self.origins.get(one.name) is Origin.FILE
-            and any(getattr(table, one.name, None) is not None for table in tables)
-        }
-        origins = {name: origin for name, origin in self.origins.items() if name not in mine}
-        below = Settings(**{name: value for name, value in self.settings if name in mine})
-        matrix = file.matrix.over(below)
-        return replace(self, origins=origins, **mine), file.model_copy(update={"matrix": matrix})
-
-
-@dataclass(frozen=True)
-class MatrixRunCommand(MatrixCommand):
-    """Options of ``mmrepro matrix run``."""
-
-    COMMAND: ClassVar[str] = "matrix run"
     server_args: tuple[str, ...] = common.SERVER_ARG(())
     options: tuple[str, ...] = common.OPTION(())
     confirm: int | None = option(
@@ -278,6 +171,25 @@ class MatrixRunCommand(MatrixCommand):
     verbose: bool = common.VERBOSE(False)
     dry_run: bool = common.DRY_RUN(False)
 
+    def over(self, other: MatrixRunCommand) -> Self:
+        """These options, and where they do not say what FILE.toml may, ``other``'s."""
+        unsaid = [name for name in IN_FILE if not said(self, name)]
+        return replace(self, **{name: getattr(other, name) for name in unsaid})
+
+    def under(self, file: MatrixFile) -> tuple[Self, MatrixFile]:
+        """Return both so that FILE.toml goes before what ``mmrepro.toml`` says of the same keys."""
+        tables = (file.matrix, *file.cell)
+        mine = [
+            name
+            for name in IN_FILE
+            if self.origins.get(name) is Origin.FILE and any(said(table, name) for table in tables)
+        ]
+        origins = {name: origin for name, origin in self.origins.items() if name not in mine}
+        plain = MatrixRunCommand()
+        below = replace(plain, **{name: getattr(self, name) for name in mine})
+        above = replace(self, origins=origins, **{name: getattr(plain, name) for name in mine})
+        return above, replace(file, matrix=file.matrix.over(below))
+
     def resumed(self, folder: Path) -> str:
         """Return the command that goes on with the plan that is written down in ``folder``."""
         kept = {"origins", "file", *HOW}
@@ -287,3 +199,86 @@ class MatrixRunCommand(MatrixCommand):
 
 HOW = ("jobs", "max_time", "budget_s", "timeout", "disk", "quarantine", "start_mode", "ray")
 """Fields that no plan holds: how its cells are run."""
+PER_ROW = ("engine", "releases", "mitigation", "device")
+IN_FILE = {*PER_ROW, *HOW, "repeat", "confirm", "every", "machine", "out"} - {"budget_s"}
+"""Fields that FILE.toml has as well, in ``[matrix]``."""
+
+
+def said(table: object, name: str) -> bool:
+    return getattr(table, name, None) not in (None, "", ())
+
+
+# ---------------------------------------------------------------- FILE.toml
+
+
+@dataclass(frozen=True)
+class MatrixFile:
+    """``FILE.toml``; ``matrix``: defaults of the rows, and how the nightly run is made."""
+
+    matrix: MatrixRunCommand = MatrixRunCommand()
+    cluster: Cluster = field(default_factory=Cluster)
+    cell: tuple[Rows, ...] = ()
+
+
+def _matrix() -> type[_Table]:
+    """``[matrix]`` as TOML has it, by the declarations of the options."""
+    read = {"releases": Releases, "mitigation": Texts, "disk": Bytes, "quarantine": str, "out": str}
+    read |= dict.fromkeys(("max_time", "every", "timeout"), Seconds)
+    kinds: dict[str, Any] = {}
+    for one in declared(MatrixRunCommand):
+        if one.field in IN_FILE:
+            kind = read.get(one.field, one.type)
+            if kind is int:
+                kind = Annotated[int, Field(ge=one.option.least, le=one.option.most)]
+            kinds[one.field] = (kind | None, None)
+    return create_model("Matrix", __base__=_Table, **kinds)
+
+
+def load(path: Path) -> MatrixFile:
+    """The file; paths in it are relative to its folder, and come back relative to the current one.
+
+    Raises:
+        UsageError: it cannot be read; the table and the key are named.
+    """
+    table = _matrix()
+    parts: dict[str, Any] = {
+        "matrix": (table, table()),
+        "cluster": (Cluster, Cluster()),
+        "cell": (list[Rows], []),
+    }
+    try:
+        read: Any = create_model("MatrixFile", __base__=_Table, **parts)(**read_toml(path))
+    except ValidationError as error:
+        raise UsageError(
+            f"{path}: {_first(error)}.", hint="docs/matrix.md lists the tables and their keys"
+        ) from error
+    for number, rows in enumerate(read.cell, 1):
+        if not rows.scenario:
+            raise UsageError(
+                f"{path}: [[cell]] number {number} names no scenario.",
+                hint='scenario = "ghost-key-eviction"',
+            )
+        rows.scenario = [_placed(s, path) if ".py" in s else s for s in rows.scenario]
+    values = read.matrix.model_dump(exclude_none=True)
+    values |= {n: tuple(values[n]) for n in ("releases", "mitigation") if n in values}
+    placed = {n: Path(_placed(values[n], path)) for n in ("quarantine", "out") if values.get(n)}
+    return MatrixFile(MatrixRunCommand(**values | placed), read.cluster, tuple(read.cell))
+
+
+def _placed(value: str, path: Path) -> str:
+    return os.path.relpath(path.parent / value)
+
+
+def _first(error: ValidationError) -> str:
+    """``[[cell]] number 2, key 'releases': …``."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = list(first["loc"])
+    words = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        words = "there is no such key" if len(place) > 1 else "there is no such table"
+    if place[0] == "cell" and len(place) > 1:
+        table = f"[[cell]] number {int(place[1]) + 1}"
+        key = place[2:]
+    else:
+        table, key = f"[{place[0]}]", place[1:]
+    return f"{table}, key {str(key[0])!r}: {words}" if key else f"{table}: {words}"

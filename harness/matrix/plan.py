@@ -27,12 +27,12 @@ from mmrepro.incident.ledger import Cell, Night, Planned
 from mmrepro.machine.files import device_of
 from mmrepro.machine.host import host_facts
 from mmrepro.matrix import selectors
-from mmrepro.matrix.options import MatrixFile, MatrixRunCommand, Rows, Settings
+from mmrepro.matrix.options import MatrixFile, MatrixRunCommand, Rows
 from mmrepro.records import Moment, Record
 from mmrepro.run.key import gpu_models
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario, scenario_names
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import Field
 
 ALL = "all"
@@ -53,8 +53,8 @@ class Plan:
 def plan(
     night: str,
     rows: Sequence[Rows],
-    over: Settings,
-    defaults: Settings,
+    over: MatrixRunCommand,
+    defaults: MatrixRunCommand,
     *,
     listing: ReleasesOf = releases_of,
 ) -> Plan:
@@ -112,7 +112,9 @@ def scenarios_called(name: str) -> list[tuple[Scenario, str]]:
 class _Making:
     """The cells, as they are found."""
 
-    def __init__(self, night: str, over: Settings, defaults: Settings, listing: ReleasesOf) -> None:
+    def __init__(
+        self, night: str, over: MatrixRunCommand, defaults: MatrixRunCommand, listing: ReleasesOf
+    ) -> None:
         self.night, self.over, self.defaults = night, over, defaults
         self.scenarios: list[tuple[Rows, Scenario, str]] = []
         self.cells: dict[str, Planned] = {}
@@ -218,7 +220,8 @@ class _Making:
 def ordered(cells: Iterable[Planned]) -> list[Planned]:
     """By environment, oldest release first; otherwise as they come."""
     return sorted(
-        cells, key=lambda p: (p.cell.engine, _version(p.cell.release), *environment_of(p))
+        cells,
+        key=lambda p: (p.cell.engine, selectors.version_of(p.cell.release), *environment_of(p)),
     )
 
 
@@ -239,13 +242,6 @@ def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
         for one in cells
         if zlib.crc32(" ".join(environment_of(one)).encode()) % count == number - 1
     ]
-
-
-def _version(release: str) -> Version:
-    try:
-        return Version(release)
-    except InvalidVersion:
-        return Version("0")
 
 
 # ---------------------------------------------------------------- for --dry-run
@@ -335,7 +331,7 @@ def dry_run(
 
 def planned_of(asked: MatrixRunCommand, given: MatrixFile) -> tuple[list[Planned], list[str]]:
     """The cells that are asked for, and what was left out of them. Raises MmreproError."""
-    made = plan(name_of(asked), _rows(asked, given), asked.settings, given.matrix)
+    made = plan(name_of(asked), _rows(asked, given), asked, given.matrix)
     cells = sharded(made.cells, asked.shard)
     if not cells:
         made.notes.append(f"no environment of the plan falls into shard {asked.shard}")
@@ -346,7 +342,7 @@ def name_of(asked: MatrixRunCommand) -> str:
     return asked.night or f"{datetime.now(UTC):%Y-%m-%d}"
 
 
-def night_of(asked: MatrixRunCommand, settings: Settings) -> Night:
+def night_of(asked: MatrixRunCommand, settings: MatrixRunCommand) -> Night:
     """Raises UsageError: its name is none."""
     try:
         return Night(
@@ -354,7 +350,7 @@ def night_of(asked: MatrixRunCommand, settings: Settings) -> Night:
             created=Moment.now(),
             command=asked.command_line(ray="auto" if asked.ray else ""),
             mmrepro_version=mmrepro.__version__,
-            machine=settings.machine or "",
+            machine=settings.machine,
             host=host_facts(gpu_models()),
             repeat=settings.repeat or REPEAT,
             confirm=CONFIRM if settings.confirm is None else settings.confirm,

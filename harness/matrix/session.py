@@ -33,10 +33,10 @@ from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, State as CellState, settle
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned
-from mmrepro.matrix.options import Settings
+from mmrepro.matrix import selectors
+from mmrepro.matrix.options import MatrixRunCommand
 from mmrepro.records import Moment, Record
 from mmrepro.run.options import StartMode
-from packaging.version import InvalidVersion, Version
 
 
 def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:
@@ -77,7 +77,7 @@ def unfinished(ledger: Ledger) -> NightRuns | None:
     return None
 
 
-def night_options(settings: Settings, machine: str) -> TrialOptions:
+def night_options(settings: MatrixRunCommand, machine: str) -> TrialOptions:
     """Those of a night. Its start mode is always the same, however many runs an environment has:
     the mode is a part of the key."""
     mode = settings.start_mode or StartMode.AUTO
@@ -149,15 +149,7 @@ class Measured:
         """Those of the same engine and device, oldest release first."""
         wanted = (group.engine, group.device)
         found = [s for s in self._stored if (s.manifest.engine, s.manifest.device) == wanted]
-        return sorted(found, key=lambda one: version_of(one.manifest.release))
-
-
-def version_of(release: str) -> Version:
-    """The version to sort by; what is none comes first."""
-    try:
-        return Version(release)
-    except InvalidVersion:
-        return Version("0")
+        return sorted(found, key=lambda one: selectors.version_of(one.manifest.release))
 
 
 STATES = {

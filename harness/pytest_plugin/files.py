@@ -15,7 +15,7 @@ from mmrepro.campaign.schedule import CONFIRM, REPEAT, Group, groups_of
 from mmrepro.errors import MmreproError
 from mmrepro.history.concerns import Quarantine, load_quarantine
 from mmrepro.incident.ledger import Cell, Planned
-from mmrepro.matrix.options import MatrixFile, Settings, load
+from mmrepro.matrix.options import MatrixFile, MatrixRunCommand, load
 from mmrepro.matrix.plan import plan
 from mmrepro.matrix.session import night_options
 from mmrepro.pytest_plugin import SUFFIX, MmreproWarning
@@ -34,8 +34,8 @@ class MatrixToml(pytest.File):
         try:
             self.given = load(self.path)
             named = self.given.matrix.quarantine
-            self.quarantine = load_quarantine(Path(named)) if named else Quarantine()
-            made = plan(self._night, self.given.cell, Settings(), self.given.matrix)
+            self.quarantine = load_quarantine(named) if named else Quarantine()
+            made = plan(self._night, self.given.cell, MatrixRunCommand(), self.given.matrix)
         except MmreproError as error:
             raise self.CollectError(sentence(error)) from None
         warnings = self.quarantine.warnings((p.cell for p in made.cells), datetime.now(UTC))
@@ -52,7 +52,7 @@ class MatrixToml(pytest.File):
             How(
                 root=out_folder(self.config),
                 night=self._night,
-                options=night_options(settings, settings.machine or ""),
+                options=night_options(settings, settings.machine),
                 repeat=settings.repeat or REPEAT,
                 confirm=CONFIRM if settings.confirm is None else settings.confirm,
                 until=time.time() + settings.max_time if settings.max_time else None,
