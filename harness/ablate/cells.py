@@ -43,14 +43,6 @@ class Stored(Record):
     run: CellRun
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds for one run, and what that is based on."""
-
-    seconds: float
-    why: str
-
-
 class CellStore:
     """The cells of one scenario on one release and device, below ``ablate/`` in the cache."""
 
@@ -72,20 +64,16 @@ class CellStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_file(self._path(run.key), text + "\n")
 
-    def estimate(self) -> Estimate:
-        """What a run takes, by the median of those measured here."""
+    def estimate(self) -> tuple[float, str]:
+        """Seconds that a run takes, by the median of those measured here; and what that is."""
         own = _seconds(self.folder, self.engine)
         if own:
-            return Estimate(
-                statistics.median(own), f"median of {len(own)} measured runs of this scenario"
-            )
+            return statistics.median(own), f"median of {len(own)} measured runs of this scenario"
         others = [s for folder in _folders(self.root) for s in _seconds(folder, self.engine)]
         if others:
-            return Estimate(
-                statistics.median(others),
-                f"median of {len(others)} measured runs of other scenarios of {self.engine}",
-            )
-        return Estimate(ASSUMED_S, ASSUMED_WHY)
+            what = f"measured runs of other scenarios of {self.engine}"
+            return statistics.median(others), f"median of {len(others)} {what}"
+        return ASSUMED_S, ASSUMED_WHY
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"

@@ -233,11 +233,6 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
     )
 
 
-def most_cells(count: int) -> int:
-    """Most cells that a search over ``count`` factors may ask for."""
-    return 1 + count + (2 if count > 1 else 0) + bound(count) + (count if count > 1 else 0)
-
-
 def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
     flips = ddmin(tuple(items), memory.cures)
     smaller = [tuple(n for n in flips if n != left) for left in flips]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +38,7 @@ from mmrepro.incident.searches import (
     Role,
 )
 from mmrepro.machine.files import device_of, is_there
-from mmrepro.records import Moment, Record
+from mmrepro.records import Record
 from mmrepro.run.key import run_key
 from mmrepro.run.start import chosen_release
 from mmrepro.scenario import Scenario
@@ -79,7 +79,7 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
     release = chosen_release(scenario, options.run)
     device = device_of(options.run.device)
     known = KnownCells(scenario, options, release, device)
-    each = known.store.estimate()
+    each_s, each_why = known.store.estimate()
     cells: list[PlannedCell] = []
     unknown: list[Flips] = []
 
@@ -95,7 +95,7 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
                 role=role,
                 runs=left,
                 reused=len(states),
-                seconds=round(left * each.seconds, 1),
+                seconds=round(left * each_s, 1),
                 command=options.of_cell(flips).command_line(
                     scenario=options.scenario or scenario.name
                 ),
@@ -122,8 +122,8 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
         if more
         else "",
         seconds=round(sum(cell.seconds for cell in cells), 1),
-        seconds_each=round(each.seconds, 1),
-        seconds_from=each.why,
+        seconds_each=round(each_s, 1),
+        seconds_from=each_why,
     )
 
 
@@ -160,16 +160,13 @@ class Ablating(CellSearch[Ablation]):
         self._error = MmreproError("")
         """Why the latest lost run was lost."""
         super().__init__(scenario, options, device, write, self.release)
-        self._works = [self._work]
+        self.works = [self._work]
         self.start = self._cell(())
 
     def standing(self) -> str:
         return f"{len(self.document.cells)} cells are whole"
 
     # ------------------------------------------------------------------ the search
-
-    def more(self) -> Callable[[], None] | None:
-        return self._works.pop() if self._works else None
 
     def _work(self) -> None:
         self._conclude(search([factor.name for factor in self.factors], self._states))
@@ -203,7 +200,7 @@ class Ablating(CellSearch[Ablation]):
         took = sum(run.seconds for run, kept in made if not kept)
         how = "reused" if reused == len(runs) else f"in {took:.1f} s"
         text = f"{_name(flips)}: {state} ({why}), {how}"
-        self.campaign.emit(Found(at=Moment.now(), text=text, tone=TONES.get(state, "unsure")))
+        self.campaign.emit(Found(text=text, tone=TONES.get(state, "unsure")))
         if role == "baseline" and state is CellState.LOST:
             raise self._error
         return state
@@ -225,7 +222,16 @@ class Ablating(CellSearch[Ablation]):
             want = Began(cell.id, before.index, before.role, _name(flips))
             return self._shown(self._made(self.attempt(want), number)), True
         if self._of_one_code(parts) and (kept := self.known.read(parts, number)) is not None:
-            self._reused(kept, flips)
+            outcome = kept.outcome or "lost"
+            self.campaign.emit(
+                RunEnded(
+                    what=_name(flips),
+                    index=kept.index,
+                    outcome=outcome,
+                    seconds=kept.seconds,
+                    kept=True,
+                )
+            )
             return self._shown(kept), True
         attempt = self._tried(cell, flips, number, "planned")
         if attempt.lost is Lost.INFRASTRUCTURE:
@@ -285,18 +291,6 @@ class Ablating(CellSearch[Ablation]):
         if code is not None and code not in self._codes:
             self._codes.append(code)
         return self._codes[:1] == [code]
-
-    def _reused(self, run: CellRun, flips: Flips) -> None:
-        self.campaign.emit(
-            RunEnded(
-                at=Moment.now(),
-                what=_name(flips),
-                index=run.index,
-                outcome=run.outcome or "lost",
-                seconds=run.seconds,
-                kept=True,
-            )
-        )
 
     def _shown(self, run: CellRun) -> CellRun:
         """With its incident relative to this ablation's folder, if it is below it."""

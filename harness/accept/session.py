@@ -78,7 +78,7 @@ class Accepting(Search[Acceptance, StepRecord]):
         self._variables, self._again = variables or {}, again
         self._steps = {f"{p.name}/{s.name}": (p, s) for p in parts for s in p.steps}
         self._at = ""
-        self._lines_left = [self._work]
+        self.works = [self._work]
 
     @property
     def resume_command(self) -> str:
@@ -96,9 +96,6 @@ class Accepting(Search[Acceptance, StepRecord]):
 
     # ------------------------------------------------------------------ the steps, in their order
 
-    def more(self) -> Callable[[], None] | None:
-        return self._lines_left.pop() if self._lines_left else None
-
     def _work(self) -> None:
         for part in self.parts:
             steps: list[StepRecord] = []
@@ -106,7 +103,7 @@ class Accepting(Search[Acceptance, StepRecord]):
             for step in part.steps:
                 self._at = f"{part.name}/{step.name}"
                 want = Began(self._at, 1, what=f"{part.name}: {step.title}")
-                kept = (want.id, want.index) in self.done
+                kept = want.key in self.done
                 steps.append(self.result(want))
                 self._tell(want, steps[-1], kept=kept)
                 record = self._take(part, steps)
@@ -124,7 +121,6 @@ class Accepting(Search[Acceptance, StepRecord]):
         rows = record.rows
         untested = len(rows) == 1 and rows[0].status is Status.NOT_TESTED
         ended = RunEnded(
-            at=Moment.now(),
             what=want.what,
             index=1,
             outcome=counts(rows),
@@ -137,7 +133,7 @@ class Accepting(Search[Acceptance, StepRecord]):
         for row in rows:
             if row.status in (Status.FAILED, Status.BROKEN_OFF):
                 text = f"{row.asked}: {row.seen}"
-                self.campaign.emit(Found(at=Moment.now(), text=text, tone=TONES[row.status]))
+                self.campaign.emit(Found(text=text, tone=TONES[row.status]))
 
     # ------------------------------------------------------------------ asked by the campaign
 

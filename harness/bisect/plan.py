@@ -62,10 +62,8 @@ def field_of(
     points = list(listed) if listed is not None else points_of(scenario, options)
     if not points:
         raise UsageError("There is no release or commit to run.", hint="mmrepro show SCENARIO")
-    if options.bad:
-        bad = _number(points, options.bad, "--bad", scenario)
-    else:
-        bad = _default_bad(scenario, points, options)
+    known = _number(points, options.bad, "--bad", scenario) if options.bad else None
+    bad = _default_bad(scenario, points, options) if known is None else known
     oldest, newest = 0, len(points) - 1
     if options.good:
         good = _number(points, options.good, "--good", scenario)
@@ -129,15 +127,15 @@ def _default_bad(scenario: Scenario, points: list[Point], options: BisectCommand
 def _build_of(points: list[Point], release: str, scenario: Scenario) -> int | None:
     """The point of that release. An earlier build than the listed one (0.5.6 for 0.5.6.post2)
     takes its place: it is the one that was asked for."""
-    for number, point in enumerate(points):
-        if point.name == release:
-            return number
-    for number, point in enumerate(points):
-        if _base(point.name) == _base(release):
-            declared = scenario.affects(release)
-            points[number] = Point(name=release, release=release, declared=declared)
-            return number
-    return None
+    names = [point.name for point in points]
+    if release in names:
+        return names.index(release)
+    bases = [_base(name) for name in names]
+    if _base(release) not in bases:
+        return None
+    number = bases.index(_base(release))
+    points[number] = Point(name=release, release=release, declared=scenario.affects(release))
+    return number
 
 
 def _number(points: list[Point], name: str, option: str, scenario: Scenario) -> int:
@@ -191,12 +189,9 @@ def read_commits(path: Path) -> list[Point]:
             f"{path} lists no commit.", hint=f"git log --format='%H %cI %s' A..B > {path}"
         )
     dates = [datetime.fromisoformat(p.uploaded) for p in points if p.uploaded]
-    oldest_first = len(dates) > 1 and _stamp(dates[0]) < _stamp(dates[-1])
+    # By the clock: one may have a time zone where another has none.
+    oldest_first = len(dates) > 1 and dates[0].timestamp() < dates[-1].timestamp()
     return points if oldest_first else points[::-1]
-
-
-def _stamp(moment: datetime) -> float:
-    return moment.timestamp()
 
 
 def _commit(line: str, where: str) -> Point:
@@ -253,7 +248,7 @@ class BisectionPlan(Record):
 def plan(scenario: Scenario, options: BisectCommand, field: Field) -> BisectionPlan:
     """Asks the package index for the releases, and nobody else; runs nothing."""
     store = CellStore(scenario.full_name, scenario.engine, scenario.release, field.device)
-    estimate = store.estimate()
+    seconds, why = store.estimate()
     return BisectionPlan(
         scenario=scenario.name,
         variant=scenario.variant,
@@ -262,8 +257,8 @@ def plan(scenario: Scenario, options: BisectCommand, field: Field) -> BisectionP
         known_bad=field.points[field.bad].name,
         points=field.points[field.oldest : field.newest + 1],
         sides=[_side(scenario, options, field, direction) for direction in options.directions],
-        seconds_each=estimate.seconds,
-        seconds_from=estimate.why,
+        seconds_each=seconds,
+        seconds_from=why,
     )
 
 
@@ -289,9 +284,9 @@ def _side(
         declared=sorted((p.name for p in declared), key=[p.name for p in field.points].index),
         least=(least or most) * repeat,
         most=most * repeat,
-        missing=[p.name for p in tried if not p.commit and not _is_there(scenario, field, p)],
+        missing=[
+            p.name
+            for p in tried
+            if not p.commit and not existing(spec_for(scenario.engine, p.release, field.device))
+        ],
     )
-
-
-def _is_there(scenario: Scenario, field: Field, point: Point) -> bool:
-    return existing(spec_for(scenario.engine, point.release, field.device)) is not None

@@ -12,8 +12,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
+
+from mmrepro.incident.searches import PointVerdict as Verdict, SideConclusion as Conclusion
 
 if TYPE_CHECKING:
     from mmrepro.bisect.posterior import Posterior
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
 
 START_TRIES = 6
 """Other points that are tried where the one said to be bad is not."""
-
-
-class Verdict(StrEnum):
-    BAD = "bad"
-    GOOD = "good"
-    OTHER = "different-failure"
-    UNTESTABLE = "untestable"
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,9 @@ def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
     if board.counts(wanted)[Verdict.BAD]:
         return wanted, notes
     seen = board.settled(wanted)
-    notes.append(f"{board.names[wanted]} was to have the failure, and is {words(seen)}")
+    words = {Verdict.GOOD: "not reproduced", Verdict.OTHER: "a different failure"}
+    is_so = "not run" if seen is None else words.get(seen, "untestable")
+    notes.append(f"{board.names[wanted]} was to have the failure, and is {is_so}")
     others = sorted(
         (point for point in range(len(board.names)) if point != wanted),
         key=lambda point: (not board.affected[point], abs(point - wanted), point),
@@ -119,30 +115,9 @@ def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
     return None, notes
 
 
-def words(verdict: Verdict | None) -> str:
-    return {
-        Verdict.BAD: "reproduced",
-        Verdict.GOOD: "not reproduced",
-        Verdict.OTHER: "a different failure",
-        Verdict.UNTESTABLE: "untestable",
-        None: "not run",
-    }[verdict]
-
-
 Direction = Literal["introduced", "fixed"]
 END_TRIES = 3
 """Points that are tried for a testable far end: the last, then half as far, and half of that."""
-
-
-class Conclusion(StrEnum):
-    FOUND = "found"
-    RANGE = "range"
-    """The boundary lies in a gap of points that cannot be tested."""
-    NO_BOUNDARY = "no-boundary"
-    """The failure is in the last point on that side, too."""
-    NO_FAILURE = "no-failure"
-    """The failure is in no point that was run."""
-    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass
@@ -297,10 +272,8 @@ class _Side:
         return None
 
     def _first_not_bad(self) -> int | None:
-        for position in range(self.end):
-            if self.settled(position) in (Verdict.GOOD, Verdict.OTHER):
-                return position
-        return None
+        found = (p for p in range(self.end) if self.settled(p) in (Verdict.GOOD, Verdict.OTHER))
+        return next(found, None)
 
     def _between(self, low: int, high: int | None) -> tuple[int, int | None]:
         """Narrow down from a bad position and one that is not (None: none is known)."""
@@ -360,19 +333,16 @@ class _Side:
                 found.notes.append(f"the failure is in {self.name(low)}, the last on that side")
             else:
                 found.conclusion = Conclusion.INCONCLUSIVE
-                rest = [self.points[p] for p in range(low + 1, self.end)]
-                found.gap = sorted(rest)
+                found.gap = sorted(self.points[low + 1 : self.end])
                 found.notes.append(
                     f"beyond {self.name(low)} nothing could be tested: no good one is known there"
                 )
             return
-        found.beyond, found.ends_in = self.points[high], self.settled_or_other(high)
-        found.gap = sorted(self.points[p] for p in range(low + 1, high))
+        found.beyond = self.points[high]
+        other = self.board.counts(found.beyond)[Verdict.OTHER]
+        found.ends_in = Verdict.OTHER if other else Verdict.GOOD
+        found.gap = sorted(self.points[low + 1 : high])
         found.conclusion = Conclusion.RANGE if found.gap else Conclusion.FOUND
-
-    def settled_or_other(self, position: int) -> Verdict:
-        other = self.board.counts(self.points[position])[Verdict.OTHER]
-        return Verdict.OTHER if other else Verdict.GOOD
 
     def _verify(self, low: int, high: int) -> None:
         """Both sides again; then as often as the confidence that is asked for needs it."""

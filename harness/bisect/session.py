@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.plan import Field, cell_at
-from mmrepro.bisect.search import (
-    Board,
-    Conclusion,
-    Direction,
-    Found,
-    SearchOptions,
-    Verdict,
-    search,
-    start,
-)
+from mmrepro.bisect.search import Board, Direction, Found, SearchOptions, search, start
 from mmrepro.campaign.events import Found as FoundEvent, Tone
 from mmrepro.campaign.search import CellSearch
 from mmrepro.campaign.work import Began, Order
@@ -38,7 +30,7 @@ from mmrepro.incident.searches import (
     Side,
     SideConclusion,
 )
-from mmrepro.records import Fidelity, Moment
+from mmrepro.records import Fidelity
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
 
@@ -48,31 +40,26 @@ LOST_WORDS = {
     Lost.TIMEOUT: "it did not end in time",
     Lost.USAGE: "it cannot be run",
 }
-POINT_VERDICTS = {
-    Outcome.REPRODUCED: PointVerdict.BAD,
-    Outcome.NOT_REPRODUCED: PointVerdict.GOOD,
-    Outcome.DIFFERENT_FAILURE: PointVerdict.OTHER,
-}
 
 
 def verdict_of(runs: Sequence[Attempt]) -> tuple[PointVerdict | None, str]:
     """Of all runs of a point together, and why."""
     if not runs:
         return None, ""
-    seen = [a for a in runs if a.outcome in POINT_VERDICTS]
+    seen = [a for a in runs if a.outcome in VERDICTS]
     if not seen:
         last = runs[-1]
         if last.lost is not None:
             return PointVerdict.UNTESTABLE, f"{LOST_WORDS[last.lost]}: {last.error}"
         return PointVerdict.UNTESTABLE, f"inconclusive: {last.explanation}"
-    counts = Counter(POINT_VERDICTS[a.outcome] for a in seen if a.outcome is not None)
+    counts = Counter(VERDICTS[a.outcome] for a in seen if a.outcome is not None)
     if counts[PointVerdict.BAD] and len(counts) > 1:
         told = ", ".join(f"{number} × {verdict}" for verdict, number in counts.most_common())
         return PointVerdict.BOTH, f"{told}, of {len(runs)}"
     other = next((a for a in seen if a.outcome is Outcome.DIFFERENT_FAILURE), None)
     chosen = other or seen[-1]
     assert chosen.outcome is not None
-    return POINT_VERDICTS[chosen.outcome], chosen.explanation
+    return VERDICTS[chosen.outcome], chosen.explanation
 
 
 def side_of(
@@ -98,7 +85,7 @@ def side_of(
         )
     names = [point.name for point in bisection.points]
     side = Side(
-        conclusion=SideConclusion(found.conclusion),
+        conclusion=found.conclusion,
         verified=found.verified,
         runs=made,
         one_of=[names[p] for p in found.one_of],
@@ -108,7 +95,7 @@ def side_of(
     )
     if found.bad is not None and found.beyond is not None:
         side.between = [names[p] for p in sorted((found.bad, found.beyond))]
-        exact = found.conclusion is Conclusion.FOUND
+        exact = found.conclusion is SideConclusion.FOUND
         if direction == "introduced":
             side.first_bad = names[found.bad] if exact else None
             side.before = str(found.ends_in)
@@ -125,7 +112,7 @@ def side_of(
 
 
 def _good(found: Found) -> bool:
-    return found.ends_in is Verdict.GOOD
+    return found.ends_in is PointVerdict.GOOD
 
 
 def _explain(bisection: Bisection, direction: Direction, found: Found, side: Side) -> str:
@@ -194,11 +181,11 @@ def limits(bisection: Bisection) -> list[str]:
 
 
 VERDICTS = {
-    Outcome.REPRODUCED: Verdict.BAD,
-    Outcome.NOT_REPRODUCED: Verdict.GOOD,
-    Outcome.DIFFERENT_FAILURE: Verdict.OTHER,
-    Outcome.INCONCLUSIVE: Verdict.UNTESTABLE,
+    Outcome.REPRODUCED: PointVerdict.BAD,
+    Outcome.NOT_REPRODUCED: PointVerdict.GOOD,
+    Outcome.DIFFERENT_FAILURE: PointVerdict.OTHER,
 }
+"""What a run says of its point; others say nothing."""
 ONCE_MORE = (Lost.INFRASTRUCTURE, Lost.TIMEOUT)
 """Tried again, once; an unloadable wheel stays one."""
 
@@ -241,22 +228,17 @@ class Bisecting(CellSearch[Bisection]):
             SearchOptions(options.confidence, options.repeat, options.linear),
             upcoming=self._announce,
         )
-        self._lines_left: list[Callable[[], None]] = [
-            self._start,
-            *(lambda d=d: self._side(d) for d in options.directions),
-        ]
+        self.works = [self._start, *(partial(self._side, d) for d in options.directions)]
 
     def standing(self) -> str:
         return f"{self.document.runs} runs of {len(self.field.points)} points"
 
     # ------------------------------------------------------------------ the search
 
-    def more(self) -> Callable[[], None] | None:
+    def more(self) -> Callable[[], object] | None:
         """The start; once it has ended the sides."""
-        begun = len(self.options.directions) + 1 - len(self._lines_left)
-        if not self._lines_left or (begun and not self._started):
-            return None
-        return self._lines_left.pop(0)
+        starting = len(self.works) == len(self.options.directions) and not self._started
+        return None if starting else super().more()
 
     _started = False
 
@@ -280,11 +262,11 @@ class Bisecting(CellSearch[Bisection]):
         self.write()
         text = f"{direction}: {side.explanation}"
         tone: Tone = "good" if side.verified else "unsure"
-        self.campaign.emit(FoundEvent(at=Moment.now(), text=text, tone=tone))
+        self.campaign.emit(FoundEvent(text=text, tone=tone))
 
     def _declared_failure(self, found: Found | None) -> list[str]:
         """What the scenario itself says of the other failure beyond the boundary."""
-        if found is None or found.beyond is None or found.ends_in is not Verdict.OTHER:
+        if found is None or found.beyond is None or found.ends_in is not PointVerdict.OTHER:
             return []
         release = self.field.points[found.beyond].release
         mitigations = frozenset(self.options.run.mitigations)
@@ -296,21 +278,22 @@ class Bisecting(CellSearch[Bisection]):
         far = self.field.far(direction)
         found = search(board, bad, direction, far)
         outermost = 0 if direction == "introduced" else len(self.field.points) - 1
-        if found.conclusion is not Conclusion.NO_BOUNDARY or far == outermost:
+        if found.conclusion is not SideConclusion.NO_BOUNDARY or far == outermost:
             return found
         name = self.field.points[far].name
         found = search(board, far, direction, outermost)
         found.notes.insert(0, f"{name} was said to be good, and has the failure: further out, then")
         return found
 
-    def _oracle(self, number: int) -> Verdict:
+    def _oracle(self, number: int) -> PointVerdict:
         """One more run of a point; after lost infrastructure a second one, and no third."""
         attempt = self._attempt(number, "confirm" if self._asked[number] else "planned")
         if attempt.lost in ONCE_MORE:
             attempt = self._attempt(number, "retry")
         if attempt.lost is Lost.USAGE and len(self._board.runs) == 0:
             raise UsageError(attempt.error or "mmrepro run refuses the command line.")
-        return Verdict.UNTESTABLE if attempt.outcome is None else VERDICTS[attempt.outcome]
+        known = attempt.outcome in VERDICTS
+        return VERDICTS[attempt.outcome] if known else PointVerdict.UNTESTABLE
 
     def _attempt(self, number: int, role: Role) -> Attempt:
         """A run that an earlier call made, else a new one."""

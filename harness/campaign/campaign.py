@@ -28,7 +28,7 @@ from mmrepro.campaign.events import (
 )
 from mmrepro.campaign.work import Began, Order, Place, Places
 from mmrepro.errors import MmreproError, NoPlaceLeft, PlaceLost
-from mmrepro.records import Moment, Record
+from mmrepro.records import Record
 
 POLL_S = 0.2
 WAIT_S = 60.0
@@ -159,11 +159,7 @@ class Campaign(Generic[DocumentT]):
         policy = self.policy
         policy.begin(self)
         resume = policy.resume_command
-        self.emit(
-            CampaignBegan(
-                at=Moment.now(), kind=policy.kind, folder=str(policy.folder), resume=resume
-            )
-        )
+        self.emit(CampaignBegan(kind=policy.kind, folder=str(policy.folder), resume=resume))
         try:
             self._give()
         except BaseException as error:
@@ -189,14 +185,10 @@ class Campaign(Generic[DocumentT]):
 
     def began(self, began: Began, machine: str = "") -> None:
         what = began.what or began.id
-        self.emit(
-            RunBegan(
-                at=Moment.now(), what=what, index=began.index, role=began.role, machine=machine
-            )
-        )
+        self.emit(RunBegan(what=what, index=began.index, role=began.role, machine=machine))
 
     def note(self, text: str, *, passing: bool = False) -> None:
-        self.emit(Note(at=Moment.now(), text=text, passing=passing))
+        self.emit(Note(text=text, passing=passing))
 
     def fits(self, seconds: float) -> bool:
         """Whether a run that takes so long, begun now, is expected to end in time."""
@@ -324,7 +316,6 @@ class Campaign(Generic[DocumentT]):
         policy = self.policy
         self.emit(
             Ended(
-                at=Moment.now(),
                 kind=policy.kind,
                 folder=str(policy.folder),
                 state=state,

@@ -18,7 +18,7 @@ class RunBegan(Record):
     """A place makes a run."""
 
     event: Literal["run-began"] = "run-began"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     what: Annotated[str, Field(description="for people: '0.23.0', 'f1: what is left'")]
     index: Annotated[int, Field(description="which of its runs, from 1")]
     role: str = ""
@@ -30,7 +30,7 @@ class RunEnded(Record):
     """A run has ended, or an earlier call made it."""
 
     event: Literal["run-ended"] = "run-ended"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     what: str
     index: int
     role: str = ""
@@ -46,7 +46,7 @@ class Found(Record):
     """Something is established: a boundary, a finding, a cell's state."""
 
     event: Literal["found"] = "found"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     text: str
     tone: Tone = "bad"
 
@@ -55,14 +55,14 @@ class Note(Record):
     """What happens beside the runs: an environment is built, a machine is lost."""
 
     event: Literal["note"] = "note"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     text: str
     passing: Annotated[bool, Field(description="worth a line on a terminal only")] = False
 
 
 class Began(Record):
     event: Literal["began"] = "began"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     kind: Annotated[str, Field(description="'bisection', 'fuzz session'")]
     folder: str
     resume: Annotated[str, Field(description="the command that goes on with it")]
@@ -70,7 +70,7 @@ class Began(Record):
 
 class Ended(Record):
     event: Literal["ended"] = "ended"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     kind: str
     folder: str
     state: str
@@ -95,7 +95,6 @@ def run_ended(
     elif expected is not None and attempt.outcome is not expected:
         detail, tone = f"{expected} was expected", "bad"
     return RunEnded(
-        at=Moment.now(),
         what=what,
         index=attempt.index,
         role=attempt.role,

@@ -39,16 +39,16 @@ from pydantic import ValidationError
 
 
 class Kept(Record):
-    """What a night remembers of its disk, so that it can be gone on with."""
+    """What a campaign remembers of its disk, so that it can be gone on with."""
 
     used_bytes: int
-    """On the disks of both caches, when the night began."""
+    """On the disks of both caches, when the campaign began."""
     built: list[str] = []
     """Folders of the environments that it built and has not dropped, oldest first."""
 
 
 class Bound:
-    """Keeps the growth since the night's start below ``limit`` bytes.
+    """Keeps the growth since the campaign's start below ``limit`` bytes.
 
     Counted is what is used on the file systems of mmrepro's and uv's caches, whoever wrote it: the
     bound is for the disk and not for a folder.
@@ -67,11 +67,11 @@ class Bound:
 
     @property
     def growth(self) -> int:
-        """Bytes since the night's start."""
+        """Bytes since the campaign's start."""
         return self._used() - self._kept.used_bytes
 
     def built(self, name: str) -> None:
-        """The night built the environment in that folder."""
+        """The campaign built the environment in that folder."""
         self._kept.built.append(name)
         self._save()
 
@@ -79,7 +79,7 @@ class Bound:
         """Drop environments until ``needed`` bytes more are within the bound.
 
         Args:
-            busy: folders that cells of this night still need.
+            busy: folders that its cells still need.
 
         Returns:
             Why there is no room; "": there is.
@@ -95,7 +95,7 @@ class Bound:
         return (
             f"another environment, about {size(needed)}, does not fit into the "
             f"{size(self.limit)} that --disk allows: {size(max(0, self.growth))} "
-            "were added since the night began"
+            "were added since the campaign began"
         )
 
     def _save(self) -> None:
@@ -125,10 +125,8 @@ def drop(name: str) -> bool:
     if any(kept == name for kept, _ in done.kept):
         return False
     if packages := sorted({p.partition("==")[0] for p in mine - others}):
-        try:
+        with contextlib.suppress(UvFailed):  # that uv keeps the packages shows in the growth
             run_uv(["cache", "clean", *packages])
-        except UvFailed:
-            return True  # it is gone; that uv keeps the packages shows in the growth
     return True
 
 
@@ -142,7 +140,7 @@ Say = Callable[[str], None]
 
 
 class Provisions:
-    """Fetches environments and keeps engines imported, for the groups of a night.
+    """Fetches environments and keeps engines imported, for the groups of a campaign.
 
     Nothing of it outlives this process, however that ends: builders are killed with it, and warm
     parents end when the pipe that it holds is closed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,9 +62,10 @@ class Search(Generic[DocumentT, LineT]):
     A kind of search has, besides: ``kind``, ``folder``, ``resume_command``, ``end`` and
 
     - ``begin``, which takes in :attr:`done` what the journal holds, and calls this one's;
-    - :meth:`more`, :meth:`order_of`, :meth:`keep`.
+    - :meth:`order_of`, :meth:`keep`, and :attr:`works` or :meth:`more`.
 
     Attributes:
+        works: lines of work that are still to be begun, in their order.
         done: what is known of runs, by what is run and which run it is.
     """
 
@@ -71,16 +73,17 @@ class Search(Generic[DocumentT, LineT]):
 
     def __init__(self) -> None:
         self.done: dict[tuple[str, int], LineT] = {}
+        self.works: list[Callable[[], object]] = []
         self._lines: list[_Line] = []
         self._given: dict[int, tuple[Order, Began]] = {}
-        self._strikes: dict[tuple[str, int], int] = {}
+        self._strikes: Counter[tuple[str, int]] = Counter()
         self._spent = False
 
     # ------------------------------------------------------------------ what a search has
 
-    def more(self) -> Callable[[], None] | None:
+    def more(self) -> Callable[[], object] | None:
         """Another line of work for a place that is free; None: none now."""
-        raise NotImplementedError
+        return self.works.pop(0) if self.works else None
 
     def order_of(self, want: Began) -> Order:
         """What a place is told, to make that run."""
@@ -107,11 +110,11 @@ class Search(Generic[DocumentT, LineT]):
         Raises:
             Spent: there is no time for one of them.
         """
-        if any((w.id, w.index) not in self.done for w in wants):
+        if any(w.key not in self.done for w in wants):
             getcurrent().parent.switch(wants)
-        if self._spent and any((w.id, w.index) not in self.done for w in wants):
+        if self._spent and any(w.key not in self.done for w in wants):
             raise Spent
-        return [self.done[w.id, w.index] for w in wants]
+        return [self.done[w.key] for w in wants]
 
     def result(self, want: Began) -> LineT:
         """As :meth:`results`, of one run."""
@@ -155,9 +158,7 @@ class Search(Generic[DocumentT, LineT]):
                 return None
 
     def waits(self) -> bool:
-        if self._spent or any(
-            (w.id, w.index) not in self.done for line in self._lines for w in line.wants
-        ):
+        if self._spent or any(w.key not in self.done for line in self._lines for w in line.wants):
             return True
         # Nobody has asked for more where no place is there yet.
         return self._begin_more()
@@ -178,15 +179,14 @@ class Search(Generic[DocumentT, LineT]):
 
     def lost(self, order: Order, loss: PlaceLost, began: Began | None, place: str) -> str:
         _, want = self._given.pop(id(order))
-        key = want.id, want.index
-        if key in self.done:
+        if want.key in self.done:
             return "What it had done is kept."
-        self._strikes[key] = self._strikes.get(key, 0) + 1
+        self._strikes[want.key] += 1
         line = self.lose(want, loss.message, place) if began is not None else None
         if line is not None:
             self.took(order, line)
             return "Its run is lost."
-        if self._strikes[key] >= STRIKES:
+        if self._strikes[want.key] >= STRIKES:
             raise loss
         return "Its run goes to others."
 
@@ -194,10 +194,10 @@ class Search(Generic[DocumentT, LineT]):
 
     def _open(self) -> tuple[_Line, Began] | None:
         """The oldest line's first wish that is neither met nor given to a place."""
-        given = {(want.id, want.index) for _, want in self._given.values()}
+        given = {want.key for _, want in self._given.values()}
         for line in self._lines:
             for want in line.wants:
-                if (want.id, want.index) not in self.done.keys() | given:
+                if want.key not in self.done.keys() | given:
                     return line, want
         return None
 
@@ -231,7 +231,7 @@ class Search(Generic[DocumentT, LineT]):
             self._switch(line)
 
     def _met(self, line: _Line) -> bool:
-        return all((w.id, w.index) in self.done for w in line.wants) and all(
+        return all(w.key in self.done for w in line.wants) and all(
             part.greenlet.dead for part in line.parts
         )
 
@@ -349,7 +349,7 @@ class CellSearch(Search[CellDocumentT, Attempt]):
 
     def attempt(self, want: Began) -> Attempt:
         """That run, made now or by an earlier call, which is reported."""
-        kept = (want.id, want.index) in self.done
+        kept = want.key in self.done
         attempt = self.result(want)
         if kept:
             self.campaign.emit(run_ended(want.what, attempt, kept=True))

@@ -31,19 +31,12 @@ GRACE_S = 30.0
 
 
 def spawn(
-    arguments: Sequence[str],
-    variables: Mapping[str, str],
-    *,
-    nice: int = 0,
-    stdout: int | IO[bytes] = subprocess.DEVNULL,
-    stderr: int | IO[bytes] = subprocess.DEVNULL,
+    arguments: Sequence[str], variables: Mapping[str, str], **how: Any
 ) -> subprocess.Popen[bytes]:
     """Start ``mmrepro ARGUMENTS``; as :func:`spawn_program`. What a file or a variable says of
     options is in the arguments already, where it holds."""
     command = [sys.executable, "-m", "mmrepro", *arguments]
-    return spawn_program(
-        command, {**variables, **ONLY_ARGUMENTS}, nice=nice, stdout=stdout, stderr=stderr
-    )
+    return spawn_program(command, {**variables, **ONLY_ARGUMENTS}, **how)
 
 
 def spawn_program(

@@ -43,6 +43,11 @@ class Began(NamedTuple):
     role: Role = "planned"
     what: str = ""
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which run of what."""
+        return self.id, self.index
+
 
 Working: TypeAlias = Generator[Began | Record, None, None]
 """Each run as it begins, and what came of it. Closed, it leaves nothing behind."""

@@ -32,7 +32,6 @@ from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.progress import LiveView
 from mmrepro.errors import UnwritableOutput
 from mmrepro.machine.files import open_plain
-from mmrepro.records import Moment
 from mmrepro.reports.documents import Kind
 from mmrepro.reports.terminal import TONES
 from mmrepro.text.sanitize import one_line
@@ -101,7 +100,7 @@ def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> 
 
 def note(text: str) -> Note:
     """For what happens beside the runs."""
-    return Note(at=Moment.now(), text=text, passing=True)
+    return Note(text=text, passing=True)
 
 
 @contextlib.contextmanager

@@ -20,13 +20,7 @@ from mmrepro.campaign.work import Began, Order, Working
 from mmrepro.cluster import remote
 from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said, unpacked
 from mmrepro.environments.build import folder_of
-from mmrepro.errors import (
-    InfrastructureError,
-    MmreproError,
-    NoPlaceLeft,
-    PlaceLost,
-    UsageError,
-)
+from mmrepro.errors import InfrastructureError, MmreproError, NoPlaceLeft, PlaceLost, UsageError
 from pydantic import ValidationError
 
 TOKEN: Final = "engine_host"  # noqa: S105
@@ -289,12 +283,8 @@ class Machine:
 
     def __init__(self, cluster: Machines, node: str, name: str, environments: set[str]) -> None:
         """``environments``: folders of those that it has."""
-        self.node = node
-        self._cluster, self._name, self._environments = cluster, name, environments
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self.node, self.name = node, name
+        self._cluster, self._environments = cluster, environments
 
     def has(self, group: Group) -> bool:
         spec = group.spec

@@ -41,8 +41,7 @@ def events(history: History, night: NightRuns) -> list[Event]:
     """What is new in ``night``, against all nights of ``history`` that began before it."""
     past = history.before(night.night)
     found = _Comparison(past, night).events()
-    gap = late(past[-1], night.night.created.wall) if past else None
-    if gap is not None:
+    if past and (gap := late(past[-1], night.night.created.wall)) is not None:
         found.append(gap.model_copy(update={"night": night.night.id}))
     return sorted(found, key=lambda e: _SEQUENCE.index(e.what))
 
@@ -234,7 +233,10 @@ class _Comparison:
             return []
         else:
             than = f"it was {before.state}"
-        why = one_line(next((a.explanation for a in self._runs(one) if a.explanation), ""), 300)
+        why = one_line(
+            next((a.explanation for a in self._runs(one) if a.explanation), ""),
+            300,
+        )
         text = f"{_subject(one.cell)} fails in another way; {than}"
         return [
             self._event(EventKind.DIFFERENT_FAILURE, one, f"{text}: {why}." if why else f"{text}.")

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import TypeAlias
 
 from mmrepro.errors import BadLedger, LedgerBusy, UsageError
@@ -198,12 +197,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _line(self, record: AnyRecord) -> tuple[bytes, AnyRecord]:

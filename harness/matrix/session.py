@@ -344,7 +344,7 @@ class Nightly:
             settled = settle(self.runs.attempts_of(attempt.cell))
             if settled.state is CellState.FLAKY:
                 text = f"{planned.cell.row}: flaky, {settled.why}"
-                self.campaign.emit(Found(at=Moment.now(), text=text, tone="unsure"))
+                self.campaign.emit(Found(text=text, tone="unsure"))
 
     def _mark(self, state: NightState) -> Night:
         night = self._ended(state)

@@ -6,6 +6,8 @@ runs engines is imported when a file, a marker or the fixture asks for it.
 
 from __future__ import annotations
 
+import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,11 @@ MARKER = "mmrepro"
 FIXTURE = "mmrepro_run"
 PROPERTY = "mmrepro."
 """Before the names of what a report says of its run."""
+
+
+DEFAULT_OUT = "mmrepro-runs"
+SESSION = "mmrepro_session"
+_NAME = pytest.StashKey[str]()
 
 
 class MmreproWarning(pytest.PytestWarning):
@@ -67,9 +74,30 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Of pytest-xdist: its workers write below one folder."""
-    from mmrepro.pytest_plugin.options import SESSION, session_name
-
     node.workerinput[SESSION] = session_name(node.config)
+
+
+def session_name(config: pytest.Config) -> str:
+    """Of this pytest run, and of its workers: a folder's name that no other run has."""
+    given = getattr(config, "workerinput", {}).get(SESSION)
+    if given is None:
+        given = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+    return config.stash.setdefault(_NAME, given)
+
+
+def out_folder(config: pytest.Config) -> Path:
+    """Absolute; relative ones are the current folder's, or the ini file's."""
+    here = config.invocation_params.dir
+    if said := config.getoption("mmrepro_out"):
+        return here / str(said)
+    if said := config.getini("mmrepro_out"):
+        return (config.inipath.parent if config.inipath else here) / str(said)
+    return here / DEFAULT_OUT
+
+
+def skips_inconclusive(config: pytest.Config) -> bool:
+    said = config.getoption("mmrepro_inconclusive") or config.getini("mmrepro_inconclusive")
+    return bool(said == "skip")
 
 
 # ---------------------------------------------------------------- *.mmrepro.toml

@@ -18,8 +18,7 @@ from mmrepro.incident.ledger import Cell, Planned
 from mmrepro.matrix.options import MatrixFile, MatrixRunCommand, load
 from mmrepro.matrix.plan import plan
 from mmrepro.matrix.session import night_options
-from mmrepro.pytest_plugin import SUFFIX, MmreproWarning
-from mmrepro.pytest_plugin.options import out_folder, session_name
+from mmrepro.pytest_plugin import SUFFIX, MmreproWarning, out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Ran, Runs, failure, sentence
 from mmrepro.text.sanitize import one_line
 

@@ -13,17 +13,16 @@ from typing import Annotated, Any
 
 import pytest
 from mmrepro.campaign.schedule import groups_of
-from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, incident_in
+from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, cell_of, incident_in
 from mmrepro.campaign.work import INCIDENTS
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.states import State
 from mmrepro.incident import Incident
 from mmrepro.incident.folder import unused
-from mmrepro.incident.ledger import Attempt, Cell, Planned
+from mmrepro.incident.ledger import Attempt, Planned
 from mmrepro.matrix.options import Device, Seconds, Texts
 from mmrepro.matrix.plan import planned
-from mmrepro.pytest_plugin import FIXTURE, MARKER, PROPERTY
-from mmrepro.pytest_plugin.options import out_folder, session_name
+from mmrepro.pytest_plugin import FIXTURE, MARKER, PROPERTY, out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Ran, Runs, failure, sentence
 from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.run.options import RunCommand
@@ -60,20 +59,16 @@ class Asked(BaseModel):
         scenario = load_scenario(self.scenario).with_variant(self.variant)
         scenario.read_options(self.options)
         wanted = RunCommand(
-            release=self.release, device=self.device, mitigations=tuple(self.mitigations)
-        )
-        spec = target(scenario, wanted)
-        cell = Cell(
             scenario=self.scenario,
             variant=self.variant,
-            engine=scenario.engine,
-            release=spec.release,
-            device=spec.device,
+            release=self.release,
+            device=self.device,
             mitigations=tuple(dict.fromkeys(self.mitigations)),
             server_args=tuple(self.server_args),
             options=tuple(self.options),
         )
-        return planned("", scenario, cell)
+        spec = target(scenario, wanted)
+        return planned("", scenario, cell_of(scenario, wanted, spec.device, release=spec.release))
 
 
 def prepare(item: pytest.Item) -> None:

@@ -25,8 +25,7 @@ from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import History
 from mmrepro.history.states import VERDICTS, Settled, State, settle
 from mmrepro.incident.ledger import Attempt, Planned
-from mmrepro.pytest_plugin import PROPERTY
-from mmrepro.pytest_plugin.options import skips_inconclusive
+from mmrepro.pytest_plugin import PROPERTY, skips_inconclusive
 from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.signature import Outcome
 from mmrepro.text.redact import Redactor

@@ -19,7 +19,6 @@ from mmrepro.engines import get_engine
 from mmrepro.incident.replay import Finding, PlayFacts, bucket_words
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.options import PlayOptions
-from mmrepro.records import Moment
 from mmrepro.replay.attempts import CaseRun, CaseSearch
 from mmrepro.replay.known import diagnosed
 from mmrepro.replay.seen import Seen, seen_of
@@ -272,7 +271,6 @@ def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
     """The event of an attempt that has ended, now or in an earlier call."""
     quiet = "nothing is wrong" if facts.state == "ended" else facts.state
     return RunEnded(
-        at=Moment.now(),
         what=name,
         index=1,
         outcome=bucket_words(facts.buckets) or quiet,
@@ -291,4 +289,4 @@ def found(name: str, finding: Finding) -> Found:
     rate = f"{finding.rate.failed} of {finding.rate.plays} attempts"
     words = f"{finding.finding_class}, {known}, {confirmed}{shrunk}, {rate}"
     text = f"{name}: {words}, {requests(finding.requests)}: {finding.said}"
-    return Found(at=Moment.now(), text=text, tone="bad" if finding.confirmed else "unsure")
+    return Found(text=text, tone="bad" if finding.confirmed else "unsure")

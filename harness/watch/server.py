@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -167,10 +167,7 @@ class _Metrics(Collector):
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 
-    def collect(self) -> Iterable[Metric]:
-        return list(self._families())
-
-    def _families(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
         found = state(self.watch)
         last = found["last_check"]
         gauges = {
