@@ -161,20 +161,14 @@ def cell_run(
         incident: that it left; None: none that can be read.
         folder: the attempt names its incident relative to it.
     """
+    same = "created seconds outcome explanation fidelity start_mode error command"
     run = CellRun(
+        **attempt.model_dump(include={*same.split()}),
         key=cell_key(attempt.key, number) if attempt.key else "",
         index=number,
-        created=attempt.created,
-        seconds=attempt.seconds,
-        outcome=attempt.outcome,
         symptom=Truth.UNKNOWN,
         cause=Truth.UNKNOWN,
-        explanation=attempt.explanation,
-        fidelity=attempt.fidelity,
-        start_mode=attempt.start_mode,
-        error=attempt.error,
         incident_dir=str(folder / attempt.incident) if attempt.incident else "",
-        command=attempt.command,
     )
     if incident is None:
         return run

@@ -153,6 +153,23 @@ class Judged:
     why: str
 
 
+PLAIN = {
+    CellState.HIDDEN: Judged(
+        FactorClass.HIDES,
+        False,
+        False,
+        "toggled alone, it takes the symptom away, and the cause is still there",
+    ),
+    CellState.OTHER: Judged(
+        FactorClass.OTHER, None, None, "toggled alone, it fails in another way"
+    ),
+    CellState.NOT_TESTED: Judged(
+        FactorClass.NOT_TESTED, None, None, "the toggle was not observed to take effect"
+    ),
+}
+"""What a factor's own cell says of it, whatever the others show."""
+
+
 @dataclass(frozen=True)
 class FoundCure:
     flips: Flips
@@ -209,8 +226,8 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
             f"the baseline does not fail ({baseline}): there is nothing to ablate",
             asked=memory.states,
         )
-        why = "the baseline does not fail"
-        found.factors = {n: _unknown(why) for n in names}
+        unknown = Judged(FactorClass.INCONCLUSIVE, None, None, "the baseline does not fail")
+        found.factors = dict.fromkeys(names, unknown)
         return found
     alone = dict(zip(names, memory.ask([(name,) for name in names], "alone"), strict=True))
     usable = [n for n in names if alone[n] in (CellState.FAILS, CellState.CURED)]
@@ -257,20 +274,10 @@ def _judged(
         needed, why = _needed(name, singles, usable, memory)
         chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
         return Judged(chosen, True, needed, f"toggled alone, it works around the failure; {why}")
-    if state is CellState.HIDDEN:
-        return Judged(
-            FactorClass.HIDES,
-            False,
-            False,
-            "toggled alone, it takes the symptom away, and the cause is still there",
-        )
-    if state is CellState.OTHER:
-        return Judged(FactorClass.OTHER, None, None, "toggled alone, it fails in another way")
-    if state is CellState.NOT_TESTED:
-        why = "the toggle was not observed to take effect"
-        return Judged(FactorClass.NOT_TESTED, None, None, why)
+    if state in PLAIN:
+        return PLAIN[state]
     if state is not CellState.FAILS:
-        return _unknown(f"toggled alone: {state}")
+        return Judged(FactorClass.INCONCLUSIVE, None, None, f"toggled alone: {state}")
     member = next((c for c in cures if name in c.flips), None)
     if member is not None:
         others = ", ".join(n for n in member.flips if n != name)
@@ -315,10 +322,6 @@ def _needed(
 
 def _still(state: CellState) -> str:
     return "it still fails" if state is CellState.FAILS else "the cause is still there"
-
-
-def _unknown(why: str) -> Judged:
-    return Judged(FactorClass.INCONCLUSIVE, None, None, why)
 
 
 def _left_out(state: CellState) -> str:

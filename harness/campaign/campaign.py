@@ -203,9 +203,9 @@ class Campaign(Generic[DocumentT]):
             there = [p for p in self.places.there() if self._strikes[p.name] < STRIKES]
             names = {p.name for p in (*there, *(p for p, _ in self._busy.values()))}
             for place in there:
-                if id(place) not in self._busy:
-                    if (order := self.policy.order(place, names)) is None:
-                        continue
+                if id(place) in self._busy:
+                    continue
+                if (order := self.policy.order(place, names)) is not None:
                     self._start(place, order)
             if there or self._busy:
                 alone = time.monotonic()
@@ -223,9 +223,8 @@ class Campaign(Generic[DocumentT]):
                     self._take(self._worked.get_nowait())
 
     def _start(self, place: Place, order: Order) -> None:
-        thread = threading.Thread(
-            target=self._thread, args=(place, order), name=f"mmrepro-{place.name}"
-        )
+        name = f"mmrepro-{place.name}"
+        thread = threading.Thread(target=self._thread, args=(place, order), name=name)
         self._busy[id(place)] = place, thread
         thread.start()
 

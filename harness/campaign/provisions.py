@@ -139,6 +139,14 @@ STOP_S = 10.0
 Say = Callable[[str], None]
 
 
+class _Server(NamedTuple):
+    """What a cell's server needs."""
+
+    parent: ForkServerSpec
+    plan: LaunchPlan
+    environment: Environment
+
+
 class Provisions:
     """Fetches environments and keeps engines imported, for the groups of a campaign.
 
@@ -178,10 +186,7 @@ class Provisions:
         Raises:
             KeyboardInterrupt: :meth:`stop` was called.
         """
-        spec = group.spec
-        if spec is None:
-            return ""
-        return self._have_now(spec, group.name)
+        return "" if group.spec is None else self._have_now(group.spec, group.name)
 
     def provide(self, spec: EnvironmentSpec, name: str, within_s: float) -> str:
         """Have that environment in ``within_s`` seconds.
@@ -205,10 +210,8 @@ class Provisions:
 
     def prefetch(self, group: Group) -> None:
         """Fetch the environment of a group that comes later, beside the runs; one at a time."""
-        spec = group.spec
-        if spec is None or (self._ahead is not None and self._ahead.is_alive()):
-            return
-        if existing(spec) is not None:
+        spec, busy = group.spec, self._ahead is not None and self._ahead.is_alive()
+        if spec is None or busy or existing(spec) is not None:
             return
         self._ahead = threading.Thread(
             target=self._have, args=(spec, group.name), kwargs={"nice": NICE}, daemon=True
@@ -328,14 +331,6 @@ class Provisions:
             except (MmreproError, OSError):
                 pass  # each run says so in its settings, and starts in another way
             return None
-
-
-class _Server(NamedTuple):
-    """What a cell's server needs."""
-
-    parent: ForkServerSpec
-    plan: LaunchPlan
-    environment: Environment
 
 
 def _folder(spec: EnvironmentSpec) -> str:

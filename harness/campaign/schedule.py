@@ -241,10 +241,9 @@ class Dispatcher:
         self._costs, self._sliced = costs, sliced
         self._open = []
         for number, group in enumerate(groups):
-            names = [planned.cell.id for planned in group.cells]
-            positions = {name: position for position, name in enumerate(names)}
-            seconds = [costs.cell[name] for name in names]
-            self._open.append(_Open(group, number, list(range(len(names))), seconds, positions))
+            positions = {planned.cell.id: at for at, planned in enumerate(group.cells)}
+            seconds = [costs.cell[name] for name in positions]
+            self._open.append(_Open(group, number, [*positions.values()], seconds, positions))
             self._open[-1].count()
         self._current: dict[str, int] = {}
 
@@ -269,8 +268,7 @@ class Dispatcher:
         for one in self._open:
             if one.promised is not None and one.promised not in machines:
                 one.promised = None
-        chosen = self._pick(machine, has, machines)
-        if chosen is None:
+        if (chosen := self._pick(machine, has, machines)) is None:
             return None
         cells = self._take(chosen, machine, has, machines)
         chosen.out += 1
@@ -361,10 +359,8 @@ class Dispatcher:
     ) -> Group | None:
         """The environment that this machine begins next, if that can be said."""
         following = self._pick(machine, has, machines)
-        if following is None:
-            return None
-        if self._sliced:
+        if following is not None and self._sliced:
             if following.out or has(following.group):
                 return None
             following.promised = machine
-        return following.group
+        return following and following.group

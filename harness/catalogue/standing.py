@@ -259,25 +259,14 @@ def page(failures: Sequence[Known]) -> str:
     lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS))]
     lines += [table_row(_cells(one)) for one in failures]
     runs = [run for one in failures for run in one.runs]
-    lines += [
-        "",
-        _counted(failures, runs),
-        "",
-        "## Words",
-        "",
-        "| class | a user sees |",
-        "|---|---|",
-    ]
+    days = sorted(run.at.date().isoformat() for run in runs)
+    when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+    lines += ["", f"{len(failures)} failures; {len(runs)} recorded runs{when}."]
+    lines += ["", "## Words", "", "| class | a user sees |", "|---|---|"]
     lines += [f"| {name.words} | {told} |" for name, told in SEES.items()]
     lines += ["", "| severity | one such request harms |", "|---|---|"]
     lines += [f"| {name} | {told} |" for name, told in HARMS.items()]
     return "\n".join(lines) + "\n"
-
-
-def _counted(failures: Sequence[Known], runs: Sequence[RecordedRun]) -> str:
-    days = sorted(run.at.date().isoformat() for run in runs)
-    when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
-    return f"{len(failures)} failures; {len(runs)} recorded runs{when}."
 
 
 def _cells(one: Known) -> list[str]:

@@ -128,7 +128,7 @@ def _run(
             device=max((planned.cell.device for planned in runs.planned.values()), default="cpu"),
             disk=settings.disk,
             kept=folder / f".disk-{runs.night.id}.json",
-            needs=given.cluster.model_dump(),
+            needs=given.cluster,
         )
 
     idle = not policy.todo and runs.night.state is NightState.COMPLETE

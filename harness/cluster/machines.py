@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +17,10 @@ from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.trial import GRACE_S
 from mmrepro.campaign.work import Began, Order, Working
 from mmrepro.cluster import remote
-from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said, unpacked
+from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, unpacked
 from mmrepro.environments.build import folder_of
 from mmrepro.errors import InfrastructureError, MmreproError, NoPlaceLeft, PlaceLost, UsageError
+from mmrepro.matrix.options import Cluster
 from pydantic import ValidationError
 
 TOKEN: Final = "engine_host"  # noqa: S105
@@ -41,15 +41,6 @@ CARRIED_S = 300.0
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a machine has to give to each order. ``gpus`` are for groups on a GPU only."""
-
-    cpus: float = 1.0
-    gpus: float = 1.0
-    memory: int = 0
-
-
 class Machines:
     """Those of a cluster that have the resource ``engine_host``.
 
@@ -58,10 +49,10 @@ class Machines:
     """
 
     def __init__(
-        self, ray: Any, outfit: Outfit, needs: Needs | None = None, say: Say | None = None
+        self, ray: Any, outfit: Engines, needs: Cluster | None = None, say: Say | None = None
     ) -> None:
         """``ray``: :func:`connected`."""
-        self._ray, self._outfit, self._needs = ray, outfit, needs or Needs()
+        self._ray, self._outfit, self._needs = ray, outfit, needs or Cluster()
         self._say = say or (lambda text: None)
         self._lock = threading.Lock()
         self._scenarios: list[str] = []

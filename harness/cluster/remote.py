@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import mmrepro
 import psutil
@@ -207,22 +207,9 @@ class Said(NamedTuple):
 Sent = Began | Parcel | Record | Said
 
 
-class Outfit(Protocol):
-    """What a machine works with; it is pickled."""
-
-    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
-        """What the order's place has.
-
-        Args:
-            machine: its label in the ledger.
-            campaign: the order's.
-            say: takes what happens beside the runs.
-        """
-
-
 @dataclass(frozen=True)
 class Engines:
-    """The real one.
+    """What a machine works with; it is pickled.
 
     Attributes:
         disk: bytes that a campaign may add to each machine's disk; None: no bound.
@@ -232,6 +219,13 @@ class Engines:
     disk: int | None = None
 
     def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
+        """What the order's place has.
+
+        Args:
+            machine: its label in the ledger.
+            campaign: the order's.
+            say: takes what happens beside the runs.
+        """
         bound = None
         if self.disk is not None:
             bound = Bound(self.disk, cache_root() / FOLDER / f"disk-{campaign}.json")
@@ -289,7 +283,7 @@ def _package() -> str:
 # ---------------------------------------------------------------- an order is worked on
 
 
-def carry_out(order: Order, outfit: Outfit, machine: str) -> Iterator[Sent]:
+def carry_out(order: Order, outfit: Engines, machine: str) -> Iterator[Sent]:
     """Work on ``order`` in a folder of its own, which is gone afterwards.
 
     The runs are children of a thread beside this one: they end with it, or with this process,
@@ -313,7 +307,7 @@ def carry_out(order: Order, outfit: Outfit, machine: str) -> Iterator[Sent]:
 class _Working(threading.Thread):
     """Makes the runs; :meth:`sent` has what came of them, in another thread."""
 
-    def __init__(self, order: Order, outfit: Outfit, machine: str, root: Path) -> None:
+    def __init__(self, order: Order, outfit: Engines, machine: str, root: Path) -> None:
         super().__init__(name="mmrepro-order", daemon=True)
         self._order, self._root = order, root
         self._queue: queue.SimpleQueue[Sent | BaseException | None] = queue.SimpleQueue()

@@ -74,7 +74,7 @@ class Rows(_Table):
 
 
 class Cluster(_Table):
-    """``[cluster]``: what Ray is asked for, for the cells that a machine works on."""
+    """``[cluster]``: what Ray is asked for, for each order; ``gpus``: for orders on a GPU only."""
 
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(gt=0)] = 1.0

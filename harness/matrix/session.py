@@ -46,17 +46,14 @@ def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:
     """
     runs = ledger.history.find(night.id)
     new = [p for p in cells if runs is None or p.cell.id not in runs.planned]
-    if runs is None or new or _asked(runs.night) != _asked(night):
+    counts = (night.repeat, night.confirm)
+    if runs is None or new or (runs.night.repeat, runs.night.confirm) != counts:
         total = len(new) + (len(runs.planned) if runs else 0)
         created = runs.night.created if runs else night.created
         ledger.append(night.model_copy(update={"created": created, "cells": total}))
         for planned in new:
             ledger.append(planned)
     return ledger.history.night(night.id)
-
-
-def _asked(night: Night) -> tuple[int, int]:
-    return night.repeat, night.confirm
 
 
 def unfinished(ledger: Ledger) -> NightRuns | None:
@@ -140,10 +137,9 @@ class Measured:
 
     def own(self, group: Group) -> Stored | None:
         """The group's own environment, where it is on this machine."""
-        for one in self.alike(group):
-            if (one.manifest.release, one.manifest.commit) == (group.release, group.commit):
-                return one
-        return None
+        wanted = (group.release, group.commit)
+        made = (s for s in self.alike(group) if (s.manifest.release, s.manifest.commit) == wanted)
+        return next(made, None)
 
     def alike(self, group: Group) -> list[Stored]:
         """Those of the same engine and device, oldest release first."""
@@ -335,11 +331,8 @@ class Nightly:
         planned = self.runs.planned[attempt.cell]
         if attempt.outcome is not None:
             self.estimates.note(planned.cell, attempt.seconds)
-        self.campaign.emit(
-            run_ended(
-                began_of(planned, Next(attempt.index, attempt.role)).what, attempt, planned.expected
-            )
-        )
+        what = began_of(planned, Next(attempt.index, attempt.role)).what
+        self.campaign.emit(run_ended(what, attempt, planned.expected))
         if self.next(planned) is None:
             settled = settle(self.runs.attempts_of(attempt.cell))
             if settled.state is CellState.FLAKY:

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from mmrepro.base.units import duration
 from mmrepro.diagnose.discover import parse_url
 from mmrepro.errors import MmreproError
 from mmrepro.incident.diagnosis import CLASS_WORDS, Certainty, LiveClass, NamedClass
 from mmrepro.watch.checker import Checker
-from mmrepro.watch.health import Check, CheckOutcome, Health
+from mmrepro.watch.health import CheckOutcome, Health
 from mmrepro.watch.options import WatchCommand
 
 SUREST = list(Certainty)
@@ -26,10 +25,6 @@ CONFIRM_PAUSE_S = 0.01
 RETURN_S = 1.0
 """From one check's start to the next one's, at most, of a server that is gone: when it starts
 again, it must not be called dead for long."""
-
-
-class Checks(Protocol):
-    def check(self) -> Check: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Watch:
 
     def __init__(
         self,
-        checker: Checks,
+        checker: Checker,
         health: Health,
         options: WatchCommand,
         *,

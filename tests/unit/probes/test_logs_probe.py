@@ -17,7 +17,14 @@ from mmrepro.engines import ENGINES
 from mmrepro.probes import logs as logs_module
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import LogPattern
-from mmrepro.probes.log_lines import MAX_LINE_BYTES, Pattern, clean, is_error, parse_line, texts_of
+from mmrepro.probes.log_lines import (
+    MAX_LINE_BYTES,
+    Pattern,
+    clean,
+    is_error,
+    parse_line,
+    texts_of,
+)
 from mmrepro.probes.logs import LogsProbe, scan
 from mmrepro.signature import live_server
 
