@@ -148,7 +148,6 @@ class KnownCells:
 
 
 def cell_key(key: str, number: int) -> str:
-    """Key of run ``number`` of a cell whose runs have ``key``."""
     return hashlib.sha256(f"{key} {number}".encode()).hexdigest()[:32]
 
 

@@ -145,8 +145,6 @@ NOT_CURED = (CellState.FAILS, CellState.HIDDEN)
 
 @dataclass(frozen=True)
 class Judged:
-    """What is said of one factor."""
-
     factor_class: FactorClass
     cures_alone: bool | None
     needed: bool | None
@@ -179,8 +177,6 @@ class FoundCure:
 
 @dataclass
 class Search:
-    """What a search established."""
-
     conclusion: Conclusion
     explanation: str
     factors: dict[str, Judged] = field(default_factory=dict)

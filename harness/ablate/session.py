@@ -172,7 +172,6 @@ class Ablating(CellSearch[Ablation]):
         self._conclude(search([factor.name for factor in self.factors], self._states))
 
     def _states(self, asked: Sequence[Flips], role: Role) -> list[CellState]:
-        """The oracle of the search."""
         self._asked += asked
         return self.beside([partial(self._state, flips, role) for flips in asked])
 

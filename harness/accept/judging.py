@@ -31,8 +31,6 @@ GPU_ONLY: frozenset[Device] = frozenset({"cuda"})
 
 @dataclass(frozen=True)
 class Needs:
-    """An environment: one engine at one release."""
-
     engine: str
     release: str
 

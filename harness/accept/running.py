@@ -248,7 +248,6 @@ class StepRun(WithoutEnvironment):
         return spawn(arguments, plain, stdout=stdout, stderr=stderr)
 
     def _without(self, why: str, **what: bool) -> StepRecord:
-        """The record of a step of which nothing is started."""
         return self._record([untested(self.step, why)], **what)
 
     def _record(self, rows: list[Row], **what: Any) -> StepRecord:

@@ -216,8 +216,6 @@ def _commit(line: str, where: str) -> Point:
 
 
 class SidePlan(Record):
-    """What is to be expected of one side."""
-
     direction: str
     points: Annotated[int, Described(description="between the known bad one and the far end")]
     far: str
@@ -232,8 +230,6 @@ class SidePlan(Record):
 
 
 class BisectionPlan(Record):
-    """Printed by ``--dry-run``."""
-
     scenario: str
     variant: str
     engine: str

@@ -43,7 +43,6 @@ LOST_WORDS = {
 
 
 def verdict_of(runs: Sequence[Attempt]) -> tuple[PointVerdict | None, str]:
-    """Of all runs of a point together, and why."""
     if not runs:
         return None, ""
     seen = [a for a in runs if a.outcome in VERDICTS]
@@ -296,7 +295,6 @@ class Bisecting(CellSearch[Bisection]):
         return VERDICTS[attempt.outcome] if known else PointVerdict.UNTESTABLE
 
     def _attempt(self, number: int, role: Role) -> Attempt:
-        """A run that an earlier call made, else a new one."""
         point = self.field.points[number]
         self._asked[number] += 1
         what = point.commit[:12] or point.name
@@ -307,7 +305,6 @@ class Bisecting(CellSearch[Bisection]):
         return attempt
 
     def _note(self, number: int, attempt: Attempt) -> None:
-        """What the run says of its point."""
         point = self.field.points[number]
         point.verdict, point.why = verdict_of(point.runs)
         if (incident := self.incident(attempt)) is None:

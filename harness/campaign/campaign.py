@@ -99,8 +99,6 @@ class Policy(Protocol[DocumentT]):
 
 @dataclass(frozen=True)
 class _Worked:
-    """What an order's thread reports."""
-
     place: Place
     order: Order
     item: Began | Record | None = None
@@ -254,7 +252,6 @@ class Campaign(Generic[DocumentT]):
             self._over(worked)
 
     def _over(self, worked: _Worked) -> None:
-        """An order has ended, one way or another."""
         place, order = worked.place, worked.order
         del self._busy[id(place)]
         began = self._began.pop(id(place), None)
@@ -325,7 +322,6 @@ class Campaign(Generic[DocumentT]):
 
 
 def _ending(error: BaseException, resume: str) -> tuple[State, str]:
-    """The state of a campaign that ended so, and why."""
     if isinstance(error, KeyboardInterrupt):
         return State.INTERRUPTED, f"interrupted; to resume, run: {resume}"
     if isinstance(error, NoPlaceLeft):

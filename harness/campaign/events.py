@@ -15,8 +15,6 @@ Tone = Literal["good", "bad", "unsure", "soft"]
 
 
 class RunBegan(Record):
-    """A place makes a run."""
-
     event: Literal["run-began"] = "run-began"
     at: Moment = Field(default_factory=Moment.now)
     what: Annotated[str, Field(description="for people: '0.23.0', 'f1: what is left'")]
@@ -87,7 +85,6 @@ Handler = Callable[[CampaignEvent], object]
 def run_ended(
     what: str, attempt: Attempt, expected: Outcome | None = None, *, kept: bool = False
 ) -> RunEnded:
-    """The event of an attempt at a cell."""
     detail: str = ""
     tone: Tone = "soft"
     if attempt.outcome is None:

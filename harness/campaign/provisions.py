@@ -140,8 +140,6 @@ Say = Callable[[str], None]
 
 
 class _Server(NamedTuple):
-    """What a cell's server needs."""
-
     parent: ForkServerSpec
     plan: LaunchPlan
     environment: Environment
@@ -200,7 +198,6 @@ class Provisions:
         return self._have_now(spec, name, within_s) or self._failed.get(_folder(spec), "")
 
     def failed(self, spec: EnvironmentSpec) -> bool:
-        """Whether its build has failed before."""
         return _folder(spec) in self._failed
 
     def seconds(self, group: Group) -> float:

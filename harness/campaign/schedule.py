@@ -56,7 +56,6 @@ class Group:
 
 
 def groups_of(cells: Iterable[Planned]) -> list[Group]:
-    """The cells by environment, in their order."""
     found: dict[tuple[str, ...], list[Planned]] = {}
     for one in cells:
         found.setdefault(environment_of(one), []).append(one)
@@ -106,8 +105,6 @@ HOPELESS = (Lost.UNLOADABLE, Lost.USAGE)
 
 
 class Next(NamedTuple):
-    """The run that comes next."""
-
     number: int
     """Within the night and cell, from 1: the attempt's index."""
     role: Role
@@ -279,7 +276,6 @@ class Dispatcher:
         return Slice(machine, replace(chosen.group, cells=cells), chosen.number, ahead)
 
     def ended(self, slice: Slice) -> None:
-        """It is done, or there is no time for the rest of it."""
         one = self._open[slice.number]
         one.out -= 1
         one.lost_on = None

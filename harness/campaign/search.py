@@ -48,8 +48,6 @@ class Spent(Exception):
 
 @dataclass(eq=False)
 class _Line:
-    """A line of work, and what it waits for."""
-
     greenlet: greenlet
     wants: Sequence[Began] = ()
     parts: list[_Line] = field(default_factory=list)
@@ -117,7 +115,6 @@ class Search(Generic[DocumentT, LineT]):
         return [self.done[w.key] for w in wants]
 
     def result(self, want: Began) -> LineT:
-        """As :meth:`results`, of one run."""
         return self.results([want])[0]
 
     def beside(self, works: Sequence[Callable[[], T]]) -> list[T]:
@@ -356,7 +353,6 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         return attempt
 
     def incident(self, attempt: Attempt) -> Incident | None:
-        """What the run left; None: nothing that can be read."""
         return incident_in(self.folder / attempt.incident) if attempt.incident else None
 
     def write(self) -> None:

@@ -141,12 +141,10 @@ class TrialOptions:
 
 
 def variables(options: TrialOptions) -> dict[str, str]:
-    """Those of the run's process."""
     return {**os.environ, "NO_COLOR": "1", **options.env}
 
 
 def run_options(cell: Cell, options: TrialOptions) -> RunCommand:
-    """The cell as `mmrepro run` has it."""
     return RunCommand(
         scenario=cell.scenario,
         variant=cell.variant,

@@ -45,7 +45,6 @@ class Began(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        """Which run of what."""
         return self.id, self.index
 
 
@@ -198,7 +197,6 @@ class _OfCells:
         return Attempt(**made, lost=Lost.INFRASTRUCTURE, error=why)
 
     def run(self, cell: Cell, began: Began, here: Here, root: Path) -> Attempt:
-        """Into a folder that is new."""
         folder = root / self.folder(began)
         # Of a run that was killed before the ledger heard of it.
         shutil.rmtree(folder, ignore_errors=True)
@@ -336,7 +334,6 @@ class Places(Protocol):
 
 
 def began_of(planned: Planned, coming: Next) -> Began:
-    """That run of a cell."""
     what = f"{planned.cell.row} on {planned.cell.release or planned.cell.commit[:12]}"
     return Began(planned.cell.id, coming.number, coming.role, what)
 

@@ -50,8 +50,6 @@ SHOWN: Final = 240
 
 
 class Judgement(Record):
-    """What one recorded run said of a claim."""
-
     status: ClaimStatus
     observed: str
     release: str
@@ -81,8 +79,6 @@ class JudgedClaim(Record):
 
 
 class Claims(Record):
-    """The data file."""
-
     schema_version: Literal[1] = VERSION
     claims: list[JudgedClaim]
 
@@ -162,7 +158,6 @@ def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim
 
 
 def page(claims: Sequence[JudgedClaim]) -> str:
-    """The whole page."""
     lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS)), *map(_line, claims)]
     counts = Counter(one.judged.status for one in claims)
     told = ", ".join(f"{counts[status]} {words(status)}" for status in ClaimStatus)

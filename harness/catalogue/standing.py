@@ -37,8 +37,6 @@ class Cured:
 
 @dataclass(frozen=True)
 class Known:
-    """A scenario's variant and its recorded runs."""
-
     scenario: Scenario
     runs: tuple[RecordedRun, ...] = field(repr=False)
 
@@ -139,8 +137,6 @@ class Newest(Record):
 
 
 class Standing(Record):
-    """One failure in the newest release of its engine."""
-
     scenario: str
     variant: str
     title: str
@@ -255,7 +251,6 @@ SEEN: Final = (
 
 
 def page(failures: Sequence[Known]) -> str:
-    """The whole page."""
     lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS))]
     lines += [table_row(_cells(one)) for one in failures]
     runs = [run for one in failures for run in one.runs]
@@ -297,7 +292,6 @@ def releases(one: Known) -> str:
 
 
 def cure(of: Cured) -> str:
-    """What was seen of one mitigation."""
     name = f"release {of.release}" if of.release else f"`{of.name}`"
     seen = [f"seen on {', '.join(of.helped)}"] if of.helped else []
     seen += [f"hides it on {', '.join(of.hidden)}"] if of.hidden else []

@@ -214,7 +214,6 @@ class Machines:
         return stream
 
     def carry_out(self, machine: Machine, order: Order, root: Path) -> Working:
-        """As :meth:`Machine.work`."""
         try:
             stream = self._begin(machine, order)
         except TypeError as error:
@@ -270,8 +269,6 @@ class Machines:
 
 
 class Machine:
-    """One node of the cluster."""
-
     def __init__(self, cluster: Machines, node: str, name: str, environments: set[str]) -> None:
         """``environments``: folders of those that it has."""
         self.node, self.name = node, name

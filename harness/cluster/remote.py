@@ -341,7 +341,6 @@ class _Working(threading.Thread):
             yield item
 
     def end(self) -> None:
-        """End what is in progress, and wait for that."""
         try:
             self.here.stop()
         finally:

@@ -217,7 +217,6 @@ class Entry(Record):
         return text
 
     def covers(self, cell: Cell) -> bool:
-        """Whether it means this cell, on whatever day."""
         if cell.scenario != self.scenario or self.engine not in (None, cell.engine):
             return False
         if self.variant not in (None, cell.variant):
@@ -238,7 +237,6 @@ class Entry(Record):
 
     @property
     def says(self) -> str:
-        """One clause for a table."""
         return f"quarantined until {self.expires}: {self.reason} ({self.issue}, {self.owner})"
 
 

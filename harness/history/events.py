@@ -283,7 +283,6 @@ def _release(cell: Cell) -> tuple[str, str, str]:
 
 
 def _name(cell: Cell) -> str:
-    """Of the release or commit."""
     return cell.commit[:12] or cell.release
 
 

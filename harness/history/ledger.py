@@ -38,8 +38,6 @@ _VERSION = re.compile(rb'"schema_version"\s*:\s*(\d{1,9})')
 
 @dataclass
 class NightRuns:
-    """All that the ledger holds of one night."""
-
     night: Night
     planned: dict[str, Planned] = field(default_factory=dict)
     """By the cell's id, in the order of the plan."""
@@ -60,7 +58,6 @@ class NightRuns:
 
     @property
     def cells(self) -> dict[str, Cell]:
-        """The cells of the plan, by id."""
         return {name: planned.cell for name, planned in self.planned.items()}
 
 

@@ -110,8 +110,6 @@ def scenarios_called(name: str) -> list[tuple[Scenario, str]]:
 
 
 class _Making:
-    """The cells, as they are found."""
-
     def __init__(
         self, night: str, over: MatrixRunCommand, defaults: MatrixRunCommand, listing: ReleasesOf
     ) -> None:
@@ -257,8 +255,6 @@ class DryCell(Record):
 
 
 class DryGroup(Record):
-    """One environment."""
-
     name: str
     engine: str
     release: str

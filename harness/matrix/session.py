@@ -136,7 +136,6 @@ class Measured:
         return self._builds[group.name]
 
     def own(self, group: Group) -> Stored | None:
-        """The group's own environment, where it is on this machine."""
         wanted = (group.release, group.commit)
         made = (s for s in self.alike(group) if (s.manifest.release, s.manifest.commit) == wanted)
         return next(made, None)
@@ -192,11 +191,9 @@ class Nightly:
     # ------------------------------------------------------------------ what is left
 
     def next(self, planned: Planned) -> Next | None:
-        """The next run of a cell; None: it is whole."""
         return self._schedule.next(self.runs.attempts_of(planned.cell.id), planned)
 
     def left(self, planned: Planned) -> int:
-        """Runs of a cell that are still to be made, if nothing surprises."""
         return self._schedule.left(self.runs.attempts_of(planned.cell.id), planned)
 
     @property
@@ -205,7 +202,6 @@ class Nightly:
 
     @property
     def todo(self) -> list[Planned]:
-        """The cells that are not whole."""
         return [p for p in self.runs.planned.values() if self.next(p) is not None]
 
     @property
@@ -214,7 +210,6 @@ class Nightly:
         return sum(self._seconds(p) for p in self.todo)
 
     def standing(self) -> str:
-        """The cells that are whole, and the time that the others take."""
         total, seconds = len(self.runs.planned), self.seconds_left
         words = f"{total - len(self.todo)} of {total} cells are whole"
         return words + (f", about {duration(seconds)} left" if seconds else "")

@@ -70,7 +70,6 @@ class MatrixToml(pytest.File):
         return {one: groups_of(some)[0] for one, some in cells.items()}
 
     def after(self, environment: EnvironmentCells) -> Group | None:
-        """The environment that follows, if any."""
         groups = list(self.selected.items())
         at = [one for one, _ in groups].index(environment) + 1
         return groups[at][1] if at < len(groups) else None

@@ -140,12 +140,10 @@ class FinishedRun:
 
     @property
     def command(self) -> str:
-        """That repeats it."""
         return self._attempt.command
 
     @property
     def folder(self) -> Path:
-        """Of the incident."""
         assert self._ran.folder is not None
         return self._ran.folder
 

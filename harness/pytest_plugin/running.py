@@ -75,7 +75,6 @@ class Ran:
 
     @property
     def folder(self) -> Path | None:
-        """Of its incident."""
         if self.shown is None or not self.shown.incident:
             return None
         return self.root / self.shown.incident
@@ -152,7 +151,6 @@ def failure(text: str) -> BaseException:
 
 
 def sentence(error: Exception) -> str:
-    """What went wrong, and what to do about it."""
     hint = error.hint if isinstance(error, MmreproError) else ""
     return f"{error} ({hint})" if hint else str(error)
 

@@ -153,7 +153,6 @@ class Checker:
         return self._answers if total is None else total
 
     def _total(self, facts: TargetFacts, short: str) -> float | None:
-        """Of the latest metrics."""
         engine, data = ENGINES.get(facts.engine), self._counted
         names = engine.metrics.get(short, ()) if engine else ()
         return next((v for n in names if data and (v := data.total(n)) is not None), None)

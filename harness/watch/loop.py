@@ -29,8 +29,6 @@ again, it must not be called dead for long."""
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """What a diagnosis found, in short."""
-
     sentence: str
     folder: Path | None
     classes: tuple[NamedClass, ...] = ()
