@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.plan import Field, cell_at
 from mmrepro.bisect.search import Board, Direction, Found, SearchOptions, search, start
-from mmrepro.campaign.events import Found as FoundEvent, Tone
+from mmrepro.campaign.campaign import Found as FoundEvent, Tone
 from mmrepro.campaign.search import CellSearch
 from mmrepro.campaign.work import Began, Order
 from mmrepro.engines import spec_for
@@ -291,8 +291,8 @@ class Bisecting(CellSearch[Bisection]):
             attempt = self._attempt(number, "retry")
         if attempt.lost is Lost.USAGE and len(self._board.runs) == 0:
             raise UsageError(attempt.error or "mmrepro run refuses the command line.")
-        known = attempt.outcome in VERDICTS
-        return VERDICTS[attempt.outcome] if known else PointVerdict.UNTESTABLE
+        outcome = attempt.outcome or Outcome.INCONCLUSIVE
+        return VERDICTS.get(outcome, PointVerdict.UNTESTABLE)
 
     def _attempt(self, number: int, role: Role) -> Attempt:
         point = self.field.points[number]

@@ -359,4 +359,4 @@ class Dispatcher:
             if following.out or has(following.group):
                 return None
             following.promised = machine
-        return following and following.group
+        return None if following is None else following.group

@@ -14,14 +14,15 @@ from typing import IO, Any, TypeVar
 
 import typer
 from mmrepro.base.units import duration
-from mmrepro.campaign.campaign import Campaign, Policy
-from mmrepro.campaign.events import (
-    Began,
+from mmrepro.campaign.campaign import (
+    Campaign,
+    CampaignBegan,
+    CampaignEnded,
     CampaignEvent,
-    Ended,
     Found,
     Handler,
     Note,
+    Policy,
     RunBegan,
     RunEnded,
 )
@@ -172,7 +173,7 @@ class CampaignProgress(LiveView):
                     self._latest = one_line(event.text, 200)
             case Note():
                 self._line(Text(one_line(event.text, 400), style="bold" * (not event.passing)))
-            case Began() | Ended():
+            case CampaignBegan() | CampaignEnded():
                 pass
 
     def _line(self, line: Text) -> None:

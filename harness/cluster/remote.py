@@ -169,12 +169,10 @@ def unpacked(data: bytes, folder: Path, limit: int = LIMIT_BYTES) -> None:
             tar.extractall(coming, filter="data")
         coming.rename(folder)
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
-        shutil.rmtree(coming, ignore_errors=True)
         why = getattr(error, "strerror", None) or type(error).__name__
         raise NotCarried(f"Its incident did not arrive whole: {why}.") from error
-    except NotCarried:
+    finally:
         shutil.rmtree(coming, ignore_errors=True)
-        raise
 
 
 def _bounded(tar: tarfile.TarFile, limit: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from mmrepro.base import common_options as common, units
+from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, OUTPUT, Command, Origin, declared, option
 from mmrepro.base.units import exact_duration, exact_size, parse_duration, parse_size
 from mmrepro.errors import MmreproError, UsageError
@@ -25,28 +26,25 @@ def _releases(value: Any) -> Any:
     texts = [str(v) for v in value] if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("a text, or a list of texts")
-    return _said(lambda: list(selectors.parse(",".join(texts))))
+    return list(selectors.parse(",".join(texts)))
 
 
-def _seconds(value: Any) -> Any:
-    return _said(lambda: units.parse_duration(str(value)))
+def _by(read: Callable[[Any], Any]) -> BeforeValidator:
+    """``read``, which says what is wrong in the words of an option, for pydantic."""
 
+    def validated(value: Any) -> Any:
+        try:
+            return read(value)
+        except MmreproError as error:
+            raise ValueError(f"{error.message.rstrip('.')} ({error.hint})") from None
 
-def _size(value: Any) -> Any:
-    return _said(lambda: units.parse_size(str(value)))
-
-
-def _said(read: Any) -> Any:
-    try:
-        return read()
-    except MmreproError as error:
-        raise ValueError(f"{error.message.rstrip('.')} ({error.hint})") from None
+    return BeforeValidator(validated)
 
 
 Texts = Annotated[list[str], BeforeValidator(_several)]
-Releases = Annotated[list[str], BeforeValidator(_releases)]
-Seconds = Annotated[float, BeforeValidator(_seconds)]
-Bytes = Annotated[int, BeforeValidator(_size)]
+Releases = Annotated[list[str], _by(_releases)]
+Seconds = Annotated[float, _by(lambda value: parse_duration(str(value)))]
+Bytes = Annotated[int, _by(lambda value: parse_size(str(value)))]
 Device = Literal["auto", "cpu", "cuda"]
 
 

@@ -177,7 +177,7 @@ class _Making:
 
     # ------------------------------------------------------------------ mitigations
 
-    def _wanted(self, group: Rows) -> list[str]:
+    def _wanted(self, group: Rows) -> Sequence[str]:
         return self.over.mitigation or group.mitigation or self.defaults.mitigation or [NONE]
 
     def _check_mitigations(self) -> None:

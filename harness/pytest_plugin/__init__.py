@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from mmrepro.pytest_plugin.files import MatrixToml
-    from mmrepro.pytest_plugin.marked import MmreproRun
+    from mmrepro.pytest_plugin.items import MatrixToml, MmreproRun
 
 SUFFIX = ".mmrepro.toml"
 INCONCLUSIVE = ("error", "skip")
@@ -108,7 +107,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> MatrixToml
         return None
     if not (parent.session.isinitpath(file_path) or parent.config.getoption("mmrepro_collect")):
         return None
-    from mmrepro.pytest_plugin.files import MatrixToml
+    from mmrepro.pytest_plugin.items import MatrixToml
 
     return MatrixToml.from_parent(parent, path=file_path)
 
@@ -121,7 +120,7 @@ def mmrepro_run(request: pytest.FixtureRequest) -> MmreproRun:
     """The finished run of ``@pytest.mark.mmrepro``: outcome, expected, as_expected, explanation,
     incident, folder, report, command. Called, it runs another one: ``mmrepro_run("SCENARIO")``.
     """
-    from mmrepro.pytest_plugin.marked import fixture_of
+    from mmrepro.pytest_plugin.items import fixture_of
 
     return fixture_of(request.node)
 
@@ -130,7 +129,7 @@ def mmrepro_run(request: pytest.FixtureRequest) -> MmreproRun:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """After the fixtures: what the marker asks for, if no fixture has run it."""
     if item.get_closest_marker(MARKER) is not None:
-        from mmrepro.pytest_plugin.marked import prepare
+        from mmrepro.pytest_plugin.items import prepare
 
         prepare(item)
 
@@ -139,7 +138,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> None:
     """A marked test without the fixture fails here, if its run was not as expected."""
     if item.get_closest_marker(MARKER) is not None:
-        from mmrepro.pytest_plugin.marked import judge
+        from mmrepro.pytest_plugin.items import judge
 
         judge(item)
 

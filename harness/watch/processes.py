@@ -162,17 +162,13 @@ class Processes:
         self._scratch = scratch
         self._target: Target | None = None
         self._root: _Root | None = None
-        self._silence = Evidence()
+        self.silence = Evidence()
+        """Stacks that were taken since the last answer."""
 
     @property
     def facts(self) -> TargetFacts | None:
         """What was found of it since it answered, or was looked at; None: nothing yet."""
         return None if self._target is None else self._target.facts
-
-    @property
-    def silence(self) -> Evidence:
-        """Stacks that were taken since the last answer."""
-        return self._silence
 
     def name_engine(self, metrics: frozenset[str]) -> None:
         """By its metrics, where its processes do not tell."""
@@ -196,7 +192,7 @@ class Processes:
 
     def answered(self) -> None:
         """It works: what was seen of a silence before is over."""
-        self._silence = Evidence()
+        self.silence = Evidence()
         if self._root is not None and not self._alive(self._root):
             self._target = self._root = None
         self._found()
@@ -234,11 +230,11 @@ class Processes:
             return CheckOutcome.FAILED, dead
         if any(p.state in "Tt" for p in target.facts.processes):
             return CheckOutcome.SILENT, "it is stopped by a signal"
-        view = View(target.facts, self._silence)
+        view = View(target.facts, self.silence)
         pids = [pid for pid in (view.core_pid, target.facts.root_pid) if pid is not None]
         probe = StacksProbe(pids, SAMPLES, seconds / SAMPLES, locals=False, blocking_fallback=False)
         result = run_probe(probe, self._scratch, seconds, phase="check")
-        self._silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
         for raw in result.raw:
             (self._scratch / raw).unlink(missing_ok=True)
         found, place = stance(view)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.accept import running, session as accept
-from mmrepro.campaign.events import Note
+from mmrepro.campaign.campaign import Note
 from mmrepro.campaign.provisions import Bound
 from mmrepro.capture.messages import Contents
 from mmrepro.case.files import write_case
