@@ -221,14 +221,10 @@ class Ablating(CellSearch[Ablation]):
             want = Began(cell.id, before.index, before.role, _name(flips))
             return self._shown(self._made(self.attempt(want), number)), True
         if self._of_one_code(parts) and (kept := self.known.read(parts, number)) is not None:
-            outcome = kept.outcome or "lost"
+            name, outcome = _name(flips), kept.outcome or "lost"
             self.campaign.emit(
                 RunEnded(
-                    what=_name(flips),
-                    index=kept.index,
-                    outcome=outcome,
-                    seconds=kept.seconds,
-                    kept=True,
+                    what=name, index=kept.index, outcome=outcome, seconds=kept.seconds, kept=True
                 )
             )
             return self._shown(kept), True
