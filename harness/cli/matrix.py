@@ -118,7 +118,7 @@ def _run(
     again, folder = asked.resumed(ledger.folder), ledger.folder
     options = night_options(settings, runs.night.machine)
     excused = _excused(settings, runs, console)
-    slicing = Slicing(sliced=where.cluster is not None, build_s=Measured().build_s)
+    slicing = Slicing(Measured().build_s) if where.cluster is not None else None
     policy = Nightly(ledger, runs, slicing, again)
 
     def places(say: Say) -> Places:

@@ -143,7 +143,8 @@ class Machines:
             if why := self._lacks(resources):
                 self._leave_out(node, self._label(nodes, node), why)
             else:
-                self._greetings[node] = self._greet(node)
+                asked = self._task(remote.greet, node, num_cpus=0).remote(self._scenarios)
+                self._greetings[node] = asked
         for node, greeting in list(self._greetings.items()):
             if self._ray.wait([greeting], timeout=0)[0]:
                 del self._greetings[node]
@@ -161,16 +162,12 @@ class Machines:
     def _lacks(self, resources: Mapping[str, float]) -> str:
         wanted = {"CPU": self._needs.cpus, "GPU": self._gpus, "memory": self._needs.memory}
         for name, number in wanted.items():
-            if resources.get(name, 0.0) < number:
-                has = f"{resources.get(name, 0.0):g}"
-                return f"a run asks for {number:g} of Ray's {name}, and it has {has}"
+            if (has := resources.get(name, 0.0)) < number:
+                return f"a run asks for {number:g} of Ray's {name}, and it has {has:g}"
         return ""
 
     def _label(self, nodes: Mapping[str, Any], node: str) -> str:
         return label(nodes[node], [other for name, other in nodes.items() if name != node])
-
-    def _greet(self, node: str) -> Any:
-        return self._task(remote.greet, node, num_cpus=0).remote(self._scenarios)
 
     def _greeted(self, node: str, name: str, greeting: Any) -> None:
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import STRIKES, Campaign, Found, State, run_ended
@@ -119,12 +119,8 @@ class Measured:
     """What environments take; one that is not here is taken to be like the engine's others."""
 
     def __init__(self, stored: Sequence[Stored] | None = None) -> None:
-        self._given = stored
+        self._stored = list_environments(sizes=False) if stored is None else stored
         self._builds: dict[str, float] = {}
-
-    @cached_property
-    def _stored(self) -> Sequence[Stored]:
-        return list_environments(sizes=False) if self._given is None else self._given
 
     def build_s(self, group: Group) -> float:
         """Seconds that its build takes, about."""
@@ -154,17 +150,10 @@ STATES = {
 }
 
 
-@dataclass(frozen=True)
-class Slicing:
-    """How cells are shared between places.
+class Slicing(NamedTuple):
+    """The cells of an environment may go to several machines: what an environment takes, and what
+    an order takes beside that and its runs. A slice is to be worth them."""
 
-    Attributes:
-        sliced: the cells of an environment may go to several machines.
-        build_s: what an environment takes, and
-        setup_s: what an order takes beside that and its runs; a slice is to be worth them.
-    """
-
-    sliced: bool = False
     build_s: Callable[[Group], float] = lambda group: ASSUMED_BUILD_S
     setup_s: float = SETUP_S
 
@@ -175,9 +164,13 @@ class Nightly:
     kind = "nightly run"
 
     def __init__(
-        self, ledger: Ledger, runs: NightRuns, slicing: Slicing, resume_command: str = ""
+        self,
+        ledger: Ledger,
+        runs: NightRuns,
+        slicing: Slicing | None = None,
+        resume_command: str = "",
     ) -> None:
-        """``runs``: of the ledger's history, begun by :func:`~mmrepro.matrix.session.begin`."""
+        """``runs``: of the ledger's history, begun by :func:`begin`."""
         self.ledger, self.runs, self.resume_command = ledger, runs, resume_command
         self.folder: Path = ledger.folder
         self.estimates = Estimates(ledger.history)
@@ -227,23 +220,20 @@ class Nightly:
     # ------------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Night]) -> None:
-        self.campaign = campaign
-        cells = self.todo
+        self.campaign, cells = campaign, self.todo
         if cells or self.runs.night.state is not NightState.COMPLETE:
             self._mark(NightState.RUNNING)
         groups = groups_of(cells)
         seconds = {p.cell.id: self._seconds(p) for p in cells}
-        how = self._slicing
-        costs = Costs(seconds, how.build_s, how.setup_s)
-        self._dispatcher = Dispatcher(groups, costs, sliced=how.sliced)
+        costs = Costs(seconds, *(self._slicing or Slicing()))
+        self._dispatcher = Dispatcher(groups, costs, sliced=self._slicing is not None)
         campaign.places.expect(groups)
 
     def order(self, place: Place, names: Collection[str]) -> Order | None:
         while (slice := self._dispatcher.next(place.name, place.has, names)) is not None:
             group = slice.group
             if any(self.campaign.fits(self.estimates.of(p.cell)[0]) for p in group.cells):
-                where = f"{group.name} on {place.name}" if place.name else group.name
-                self.campaign.note(where)
+                self.campaign.note(f"{group.name} on {place.name}" if place.name else group.name)
                 order = self._order(slice)
                 self._slices[id(order)] = slice
                 return order

@@ -144,7 +144,7 @@ def cells(night: str, number: int) -> list[Planned]:
 def matrix(night: Night, folder: Path, number: int) -> Nightly:
     ledger = Ledger(folder)
     runs = begin(ledger, night, cells(night.id, number))
-    return Nightly(ledger, runs, Slicing(sliced=True, setup_s=0.1))
+    return Nightly(ledger, runs, Slicing(setup_s=0.1))
 
 
 def bisection(night: Night, folder: Path, number: int) -> Bisecting:

@@ -35,7 +35,7 @@ from mmrepro.incident.acceptance import Row, Status
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.incident.searches import ABLATION_FILE, BISECTION_FILE, Ablation, Bisection
 from mmrepro.machine.journal import JournalKind
-from mmrepro.matrix.session import Nightly, Slicing, begin
+from mmrepro.matrix.session import Nightly, begin
 from mmrepro.records import Record
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import STUCK
@@ -87,7 +87,7 @@ def matrix(folder: Path, say: Say, jobs: int = 1) -> Opened:
     ledger = Ledger(folder)
     runs = begin(ledger, night(), cells)
     places = LocalPlaces(Noted(world, say), FakeProvisions(), jobs)
-    return Opened(Nightly(ledger, runs, Slicing()), places, ledger.close)
+    return Opened(Nightly(ledger, runs), places, ledger.close)
 
 
 def bisect(folder: Path, say: Say, jobs: int = 1) -> Opened:

@@ -32,7 +32,7 @@ def execute(
     **how: Any,
 ) -> Night:
     """The campaign over what is left of it."""
-    policy = Nightly(ledger, runs, slicing or Slicing())
+    policy = Nightly(ledger, runs, slicing)
     return Campaign(policy, places, handlers, **{"wait_s": 0.1, **how}).execute()
 
 

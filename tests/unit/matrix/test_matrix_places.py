@@ -20,7 +20,7 @@ from mmrepro.matrix.session import STRIKES, Slicing, begin, unfinished
 from mmrepro.signature import Outcome
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
-SLICED = Slicing(sliced=True, build_s=lambda group: 0.0, setup_s=0)
+SLICED = Slicing(build_s=lambda group: 0.0, setup_s=0)
 bad: World = lambda cell, index: BAD  # noqa: E731
 
 

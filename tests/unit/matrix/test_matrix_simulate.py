@@ -218,7 +218,7 @@ def a_real_night(folder: Path) -> bool:
         for one in before:
             ledger.append(attempt(one, 1, Outcome.REPRODUCED, seconds=sleeps[one.cell.id]))
         places = [SleepingPlace(n, sleeps, Sleeping(build, setup)) for n in "abc"]
-        slicing = Slicing(sliced=True, build_s=lambda group: build, setup_s=setup)
+        slicing = Slicing(build_s=lambda group: build, setup_s=setup)
         runs = begin(ledger, night(), cells)
         began = time.monotonic()
         execute(ledger, runs, FakePlaces(places), slicing)  # type: ignore[arg-type]
