@@ -258,7 +258,7 @@ class Life:
 
     What an earlier process of that name wrote there, a crash of yesterday, says nothing of this
     one. A life begins with a start's first line, or, where no such line is there, with the first
-    line that is not older than the process. It goes over a log's blocks in order.
+    line that is not older than the process. Blocks are given to ``begins`` in their order.
 
     Args:
         starts: expressions of lines that each start logs, in the order in which it does.
@@ -310,7 +310,7 @@ class Life:
         return -1
 
     def _age(self, block: Block, start: int) -> str:
-        """Of the line that begins there: "older" than the process, "newer", or "" for no time."""
+        """Whether the line is "older" than the process or "newer"; "" for a line without a time."""
         assert self._since is not None
         at = written(timed(block, start).time, self._since)
         return "" if at is None else "older" if at < self._since else "newer"

@@ -402,7 +402,7 @@ class Scanner:
             match = PREFIX.match(block.data, start)
             if match is None:
                 bare = max(bare, start)
-            elif match[0] in last or len(self._last) + len(last) < MAX_PROCESSES:
+            elif match[0] in last or len(self._last.keys() | last) < MAX_PROCESSES:
                 last[match[0]] = start
         self._last |= {prefix: block.at(start) for prefix, start in last.items()}
         if bare >= 0:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from mmrepro.ablate.cells import KnownCells, cell_run, error_of
 from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.search import Flips, Search, bound, decided, search, state_of_cell, state_of_run
-from mmrepro.campaign.campaign import Found, RunEnded, Tone
+from mmrepro.campaign.events import Found, RunEnded, Tone
 from mmrepro.campaign.search import CellSearch, Write
 from mmrepro.campaign.trial import cell_of
 from mmrepro.campaign.work import Began

@@ -12,7 +12,8 @@ from typing import Final
 
 from mmrepro.accept.judging import Part, Step
 from mmrepro.accept.running import StepRun, beside, used
-from mmrepro.campaign.campaign import Campaign, Found, RunEnded, State, Tone
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import Found, RunEnded, Tone
 from mmrepro.campaign.search import Search
 from mmrepro.campaign.work import Began, Order
 from mmrepro.errors import ExitCode, UsageError

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.plan import Field, cell_at
 from mmrepro.bisect.search import Board, Direction, Found, SearchOptions, search, start
-from mmrepro.campaign.campaign import Found as FoundEvent, Tone
+from mmrepro.campaign.events import Found as FoundEvent, Tone
 from mmrepro.campaign.search import CellSearch
 from mmrepro.campaign.work import Began, Order
 from mmrepro.engines import spec_for

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import mmrepro
 from greenlet import getcurrent, greenlet
-from mmrepro.campaign.campaign import STRIKES, Campaign, State, run_ended
+from mmrepro.campaign.campaign import STRIKES, Campaign, State
+from mmrepro.campaign.events import run_ended
 from mmrepro.campaign.schedule import Estimates, Group
 from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import Began, CellRun, Order, Place, lost

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from mmrepro.base.units import duration
-from mmrepro.campaign.campaign import (
-    Campaign,
+from mmrepro.campaign.campaign import Campaign, Policy
+from mmrepro.campaign.events import (
     CampaignBegan,
     CampaignEnded,
     CampaignEvent,
     Found,
-    Handler,
     Note,
-    Policy,
     RunBegan,
     RunEnded,
+    json_lines,
 )
 from mmrepro.campaign.provisions import Say
 from mmrepro.campaign.work import Places
 from mmrepro.cli.building import Sparse
 from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.progress import LiveView
-from mmrepro.errors import UnwritableOutput
-from mmrepro.machine.files import open_plain
 from mmrepro.reports.documents import Kind
 from mmrepro.reports.terminal import TONES
 from mmrepro.text.sanitize import one_line
@@ -102,40 +95,6 @@ def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> 
 def note(text: str) -> Note:
     """For what happens beside the runs."""
     return Note(text=text, passing=True)
-
-
-@contextlib.contextmanager
-def json_lines(target: str) -> Iterator[Sequence[Handler]]:
-    """A handler that writes each event as a JSON line, for machines that follow a campaign.
-
-    Raises:
-        UnwritableOutput: the file cannot be written.
-    """
-    if not target:
-        yield []
-        return
-    try:
-        file: IO[str] = sys.stdout
-        if target != "-":
-            handle = open_plain(Path(target), os.O_WRONLY | os.O_APPEND)
-            file = os.fdopen(handle, "a", encoding="utf-8")
-    except OSError as error:
-        raise UnwritableOutput(
-            f"{target} cannot be written: {error.strerror or error}.",
-            hint="--events FILE, or --events - for standard output",
-        ) from error
-    lock = threading.Lock()
-
-    def write(event: CampaignEvent) -> None:
-        with lock:
-            file.write(event.model_dump_json() + "\n")
-            file.flush()
-
-    try:
-        yield [write]
-    finally:
-        if file is not sys.stdout:
-            file.close()
 
 
 class CampaignProgress(LiveView):

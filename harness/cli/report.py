@@ -12,9 +12,9 @@ from mmrepro.base import common_options as common, units
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.console import emit, table, table_console
 from mmrepro.cli.options import command
+from mmrepro.errors import UsageError
 
 if TYPE_CHECKING:
-    from mmrepro.errors import UsageError
     from mmrepro.incident import Incident
     from mmrepro.reports.bundle_file import BundleManifest
     from mmrepro.reports.documents import Kind
@@ -26,11 +26,19 @@ def page_of(place: Path) -> Path:
 
     Raises:
         BadIncident: there is nothing of which a page could be made.
+        UsageError: it is a bundle.
     """
+    from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import kind_of, write_reports
+    from mmrepro.reports.bundle_file import is_bundle
 
-    page = (place if place.is_dir() else place.parent) / kind_of(place).files[1]
-    return page if page.is_file() else write_reports(place)[1]
+    if is_bundle(place):
+        raise UsageError(
+            f"{place} is a bundle: no page is in it.",
+            hint=f"mmrepro report {place} --format html > report.html",
+        )
+    page = (place if is_folder(place) else place.parent) / kind_of(place).files[1]
+    return page if is_file(page) else write_reports(place)[1]
 
 
 # ---------------------------------------------------------------- mmrepro report, mmrepro schema
@@ -204,7 +212,7 @@ def judge(asked: JudgeCommand) -> None:
 
 def _scenario(incident: Incident, given: str) -> Any:
     """Raises UsageError: it is none of those that are known, and none was given."""
-    from mmrepro.errors import UnknownScenario, UsageError
+    from mmrepro.errors import UnknownScenario
     from mmrepro.scenario.registry import load_scenario
 
     try:
@@ -304,7 +312,7 @@ def bundle(asked: BundleCommand) -> None:
     """
     import os
 
-    from mmrepro.machine.files import is_folder
+    from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import incident as runs, replay as replays
     from mmrepro.reports.bundle import write_bundle
     from mmrepro.reports.replay_bundle import write_replay_bundle
@@ -317,7 +325,7 @@ def bundle(asked: BundleCommand) -> None:
         "secrets": _lines(asked.secrets_file) if asked.secrets_file else (),
         "force": asked.force,
     }
-    if incident.name == "replay.json" or (incident / "replay.json").is_file():
+    if incident.name == "replay.json" or is_file(incident / "replay.json"):
         manifest = write_replay_bundle(folder, replays.load(incident), target, **more)
     else:
         manifest = write_bundle(folder, runs.load(incident), target, **more)
@@ -330,7 +338,6 @@ def bundle(asked: BundleCommand) -> None:
 
 def _lines(path: Path) -> list[str]:
     """Raises UsageError: it cannot be read, or has more than can be looked for everywhere."""
-    from mmrepro.errors import UsageError
     from mmrepro.machine.files import read_file
 
     try:

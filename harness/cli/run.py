@@ -37,12 +37,14 @@ def run(asked: RunCommand) -> None:
     repeat = asked.repeat
     if asked.keep_server and repeat > 1:
         raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
-    announce(target(chosen, asked), yes=asked.yes)
+    what = target(chosen, asked)
+    announce(what, yes=asked.yes)
+    about = f"{chosen.full_name} on {chosen.engine} {what.release} ({what.device})"
     console = Console(stderr=asked.json, quiet=asked.quiet)
     several = repeat > 1 or chosen.control_server is not None
     with Starter(asked.start_mode, several=several) as starter:
         incidents = [
-            _one(chosen, asked.numbered(number) if repeat > 1 else asked, starter, console)
+            _one(chosen, asked.numbered(number) if repeat > 1 else asked, starter, about, console)
             for number in range(1, repeat + 1)
         ]
     if asked.json:
@@ -52,7 +54,9 @@ def run(asked: RunCommand) -> None:
     raise typer.Exit(max((_exit_code(incident) for incident in incidents), key=_severity))
 
 
-def _one(scenario: Scenario, asked: RunCommand, starter: Starter, console: Console) -> Incident:
+def _one(
+    scenario: Scenario, asked: RunCommand, starter: Starter, about: str, console: Console
+) -> Incident:
     from mmrepro.cli.console import table_console
     from mmrepro.cli.progress import Progress
     from mmrepro.errors import UsageError
@@ -61,10 +65,7 @@ def _one(scenario: Scenario, asked: RunCommand, starter: Starter, console: Conso
     from mmrepro.reports.incident import KIND, load
     from mmrepro.reports.terminal import print_page
     from mmrepro.run.runner import begin, execute
-    from mmrepro.run.start import target
 
-    what = target(scenario, asked)
-    about = f"{scenario.full_name} on {scenario.engine} {what.release} ({what.device})"
     display = Progress(console, about, verbose=asked.verbose)
     journal = begin(scenario, asked, display)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import emit, table, table_console
+from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.options import command
 from mmrepro.errors import BrokenScenario, UsageError
 from mmrepro.run.options import NamedScenario
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from mmrepro.catalogue.recorded import RecordedRun
     from mmrepro.catalogue.standing import Newest, Standing
+    from mmrepro.reports.blocks import Inline, Page
     from mmrepro.scenario.definition import Scenario
+    from mmrepro.signature.decide import Condition
 
 
 # ---------------------------------------------------------------- mmrepro list
@@ -143,33 +146,38 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
 
 def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool) -> None:
     """What recorded runs show of the newest releases. Raises as :func:`_recorded`."""
-    from mmrepro.catalogue import standing
+    from mmrepro.catalogue.standing import known, newest_of, standings, strangers
 
     runs = _recorded(ledger)
-    failures, broken = standing.known(runs, names)
+    failures, broken = known(runs, names)
     engines = {one.scenario.engine: one.scenario.release for one in failures}
-    newest = [standing.newest_of(engine, runs, release) for engine, release in engines.items()]
-    standings = standing.standings(failures, newest)
-    unknown = [] if names else standing.strangers(runs, failures)
+    newest = [newest_of(engine, runs, release) for engine, release in engines.items()]
+    rows = standings(failures, newest)
+    unknown = [] if names else strangers(runs, failures)
     if as_json:
         emit(
             {
                 "engines": [one.model_dump(mode="json") for one in newest],
-                "failures": [one.model_dump(mode="json") for one in standings],
+                "failures": [one.model_dump(mode="json") for one in rows],
                 "broken": {name: error.message for name, error in broken.items()},
                 "not_registered": unknown,
             }
         )
         return
-    head = ("failure", "class", "newest release", "observed there", "when", "last run")
-    table_console().print(table(head, map(_row, standings)))
+    from mmrepro.reports.blocks import table
+    from mmrepro.reports.terminal import print_blocks
+
+    heads = ["failure:name", "observed there:name", "newest release:name", "when:name"]
+    print_blocks(table([*heads, "class", "last run"], map(_row, rows)), table_console())
     for line in (*_notes(newest), *(error.message for error in broken.values())):
         typer.echo(line, err=True)
     if unknown:
         typer.echo(f"Recorded, and no scenario here: {', '.join(unknown)}.", err=True)
 
 
-def _row(row: Standing) -> tuple[str, ...]:
+def _row(row: Standing) -> tuple[Inline, ...]:
+    from mmrepro.reports.blocks import Tone, toned
+
     name = f"{row.scenario} ({row.variant})" if row.variant else row.scenario
     state = "still unfixed" if row.alive else row.outcome.replace("-", " ")
     if row.reproduced and row.reproduced < row.runs:
@@ -177,10 +185,10 @@ def _row(row: Standing) -> tuple[str, ...]:
     last = ""
     if row.last_release and not row.runs:
         last = f"{row.last_release}: {row.last_outcome.replace('-', ' ')}, {_day(row.last_at)}"
-    style = {True: "red", False: "green", None: "yellow"}[row.alive]
+    tones: dict[bool | None, Tone] = {True: "bad", False: "good", None: "unsure"}
     kind = (row.failure_class or "").replace("-", " ")
     newest = f"{row.engine} {row.newest}"
-    return (f"[bold]{name}", kind, newest, f"[{style}]{state}", _day(row.at), last)
+    return (name, toned(state, tones[row.alive]), newest, _day(row.at), kind, last)
 
 
 def _notes(newest: Iterable[Newest]) -> Iterable[str]:
@@ -205,6 +213,7 @@ def _day(moment: datetime | None) -> str:
 class ShowCommand(NamedScenario):
     COMMAND: ClassVar[str] = "show"
     variant: str = common.VARIANT("", configurable=False)
+    full: bool = common.FULL(False)
     json: bool = common.JSON(False)
 
 
@@ -260,59 +269,89 @@ def show(asked: ShowCommand) -> None:
             }
         )
         return
-    from rich.console import Console
-    from rich.padding import Padding
+    from mmrepro.reports.terminal import print_page
 
-    out = Console(highlight=False)
-    out.print(f"[bold]{loaded.name}[/]  {loaded.title}")
-    out.print(f"{loaded.engine} {loaded.affected_range}, run by default at {loaded.release}")
-    if loaded.failure_class and loaded.severity:
-        upstream = loaded.upstream
-        when = f" ({upstream.looked_up})" if upstream.looked_up else ""
-        where = f": {upstream.source.id}" if upstream.source else ""
-        kind = f"{loaded.failure_class.words}, {loaded.severity}"
-        out.print(f"{kind}; upstream: {upstream.words}{where}{when}")
-    out.print()
-    out.print(Padding(loaded.summary, (0, 2)))
-    out.print("\n[bold]Why")
-    out.print(Padding(loaded.explanation, (0, 2)), markup=False)
-    for part, title in PARTS.items():
-        out.print(f"\n[bold]{title}")
-        for condition in conditions:
-            if condition.part == part:
-                marks = "" if condition.required else ", supporting"
-                marks += "" if condition.id in live else ", not on a live server"
-                text = f"[cyan]{condition.id}[/]  {condition.statement}[dim]{marks}[/]"
-                out.print(Padding(text, (0, 2)))
-    factors = [(f.name, f"{f.failing} → {f.setting}") for f in loaded.factors]
-    for title, entries in (
-        ("Variants", [(v.variant, v.title) for v in loaded.variants]),
-        ("Mitigations", [(m.name, m.description) for m in loaded.mitigations]),
-        ("Options (--option NAME=VALUE)", list(loaded.options.items())),
-        ("Factors (mmrepro ablate)", factors),
-    ):
-        if entries:
-            out.print(f"\n[bold]{title}")
-        for name, text in entries:
-            out.print(Padding(f"[cyan]{name}[/]  {text}", (0, 2)))
-    out.print("\n[bold]References")
-    for reference in loaded.references:
-        out.print(Padding(f"{reference.id}  {reference.title}  {reference.url}", (0, 2)))
-    chosen = f":{asked.variant}" if asked.variant else ""
-    out.print(f"\nRun it:  [bold]mmrepro run {loaded.name}{chosen}")
+    print_page(_page(loaded, conditions, live), table_console(), full=asked.full)
+
+
+def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> Page:
+    """The failure mode: its end screen, and a section for each kind of thing it declares."""
+    from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, count, prose, table
+
+    upstream = loaded.upstream
+    when = f" ({upstream.looked_up})" if upstream.looked_up else ""
+    where = f": {upstream.source.id}" if upstream.source else ""
+    helps = [f"{m.name}: {m.description}" for m in loaded.mitigations[:2]]
+    rows = {
+        title: [
+            (
+                c.id,
+                c.statement,
+                "" if c.required else "supporting",
+                "" if c.id in live else "not on a live server",
+            )
+            for c in conditions
+            if c.part == part
+        ]
+        for part, title in PARTS.items()
+    }
+    named = ["name:name", "what it is"]
+    listed = {
+        "Variants": [(v.variant, v.title) for v in loaded.variants],
+        "Mitigations": [(m.name, m.description) for m in loaded.mitigations],
+        "Options (--option NAME=VALUE)": list(loaded.options.items()),
+        "Factors (mmrepro ablate)": [
+            (f.name, f"{f.failing} → {f.setting}") for f in loaded.factors
+        ],
+    }
+    references = [(r.id, r.title, r.url) for r in loaded.references]
+    kind = f"{loaded.failure_class.words}, {loaded.severity}" if loaded.failure_class else ""
+    counted = (
+        (len(conditions), "condition"),
+        (len(loaded.variants), "variant"),
+        (len(loaded.mitigations), "mitigation"),
+        (len(loaded.factors), "factor"),
+    )
+    return Page(
+        title=loaded.title,
+        badge=Badge(loaded.full_name, "", kind),
+        subject=loaded.title,
+        card=[
+            Paragraph(prose(loaded.summary)),
+            Paragraph(prose(f"Why: {loaded.explanation}")),
+            Paragraph(
+                f"Affected: {loaded.engine} {loaded.affected_range}; run by default at "
+                f"{loaded.release}; upstream: {upstream.words}{where}{when}"
+            ),
+            *(Paragraph(prose(f"Workaround {text}")) for text in helps),
+        ],
+        counts=[count(number, word) for number, word in counted if number],
+        commands=[("to run it", f"mmrepro run {loaded.full_name}")],
+        sections=[
+            Section("What happens", [Paragraph(prose(loaded.summary))]),
+            Section("Why", [Paragraph(prose(loaded.explanation))]),
+            *(
+                Section(title, table(["id:name", "condition", "", ""], some))
+                for title, some in rows.items()
+            ),
+            *(Section(title, table(named, some)) for title, some in listed.items()),
+            Section("References", table(["id:name", "title", "address:name"], references)),
+        ],
+    )
 
 
 # ---------------------------------------------------------------- mmrepro claims
 
 
-STATUSES = {"confirmed": "green", "refuted": "red", "not-tested": "yellow"}
+STATUSES = ("confirmed", "refuted", "not-tested")
 
 
 @dataclass(frozen=True)
 class ClaimsCommand(Command):
     COMMAND: ClassVar[str] = "claims"
     scenarios: tuple[str, ...] = common.SCENARIOS(())
-    status: str | None = option(None, "Only those with this status.", choices=(*STATUSES,))
+    status: str | None = option(None, "Only those with this status.", choices=STATUSES)
+    full: bool = common.FULL(False, help="List every claim, not their numbers alone.")
     markdown: bool = common.MARKDOWN(False)
     json: bool = common.JSON(False)
 
@@ -341,13 +380,37 @@ def claims(asked: ClaimsCommand) -> None:
     if asked.markdown:
         typer.echo(page(found), nl=False)
         return
-    from rich.markup import escape
+    from mmrepro.incident import ClaimStatus
+    from mmrepro.reports.blocks import Paragraph, count, table, toned
+    from mmrepro.reports.terminal import print_blocks
+    from mmrepro.reports.words import CLAIM_TONES
 
-    rows = []
-    for one in found:
-        judged = one.judged
-        status = f"[{STATUSES[judged.status]}]{words(judged.status)}"
-        name, by, when = f"[bold]{escape(one.name)}", escape(judged.command), judged.at.date()
-        rows.append((name, escape(one.made_in), status, escape(one.text), by, f"{when}"))
-    head = ("claim", "made in", "status", "what it says", "judged by", "on")
-    table_console().print(table(head, rows))
+    if not asked.scenarios and asked.status is None and not asked.full:
+        # One line a scenario: all claims are ten screens.
+        sums = Counter((one.scenario, one.judged.status) for one in found)
+        rows = [
+            (name, *(str(sums[name, status] or "") for status in STATUSES))
+            for name in dict.fromkeys(one.scenario for one in found)
+        ]
+        heads = ["scenario:name", *(f"{status.replace('-', ' ')}:number" for status in STATUSES)]
+        next_ = "mmrepro claims SCENARIO lists one's; --full, or --status STATUS, lists all."
+        text = f"{count(len(found), 'claim')} of {count(len(rows), 'scenario')}. {next_}"
+        print_blocks([*table(heads, rows), Paragraph(text)], table_console())
+        return
+    heads = ["claim:name", "status:name", "what it says", "made in:name", "judged:name"]
+    print_blocks(
+        table(
+            heads,
+            [
+                (
+                    one.name,
+                    toned(words(one.judged.status), CLAIM_TONES[ClaimStatus(one.judged.status)]),
+                    one.text,
+                    one.made_in,
+                    f"{one.judged.at.date()}",
+                )
+                for one in found
+            ],
+        ),
+        table_console(),
+    )

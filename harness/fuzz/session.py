@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import mmrepro
-from mmrepro.campaign.campaign import Campaign, RunEnded, State
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import RunEnded
 from mmrepro.capture.messages import Contents
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case

@@ -22,7 +22,7 @@ from mmrepro.incident.head import (
 )
 from mmrepro.incident.model import INCIDENT_FILE
 from mmrepro.incident.replay import FUZZ_FILE, REPLAY_FILE
-from mmrepro.machine.files import is_folder
+from mmrepro.machine.files import is_file, is_folder
 
 ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
 """Where commands put incidents by default."""
@@ -166,10 +166,10 @@ def _finding(folder: Path) -> Path:
     Raises:
         UsageError: it has several.
     """
-    if not any((folder / name).is_file() for name in (REPLAY_FILE, FUZZ_FILE)):
+    if not any(is_file(folder / name) for name in (REPLAY_FILE, FUZZ_FILE)):
         return folder
     cases = [*folder.glob(f"*/{CASE_FILE}"), *folder.glob(f"*/*/{CASE_FILE}")]
-    found = sorted(one.parent for one in cases if (one.parent.parent / REPLAY_FILE).is_file())
+    found = sorted(one.parent for one in cases if is_file(one.parent.parent / REPLAY_FILE))
     if len(found) > 1:
         raise UsageError(
             f"{folder} has {len(found)} findings.", hint=f"--from {shlex.quote(str(found[0]))}"

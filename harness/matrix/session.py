@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmrepro.base.units import duration
-from mmrepro.campaign.campaign import STRIKES, Campaign, Found, State, run_ended
+from mmrepro.campaign.campaign import STRIKES, Campaign, State
+from mmrepro.campaign.events import Found, run_ended
 from mmrepro.campaign.schedule import (
     ASSUMED_BUILD_S,
     ASSUMED_WHY,

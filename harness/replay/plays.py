@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mmrepro.campaign.campaign import Found, RunEnded
+from mmrepro.campaign.events import Found, RunEnded
 from mmrepro.campaign.search import Spent
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case

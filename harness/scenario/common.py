@@ -156,7 +156,6 @@ def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]
 
 
 def server_gone(**more: Any) -> Declared:
-    """However it died: no living process is the core, or the server ended."""
     return symptom("the server died", checks.core_gone, **{"id": "server-gone", **more})
 
 
@@ -393,7 +392,6 @@ def idle_cpu(processes: Processes, engine: Engine) -> str:
 
 
 def usual_latency(requests: Requests) -> str:
-    """For a row of the table: how soon requests of the gate were answered."""
     gate = [r.latency_s for r in requests.within("gate") if r.answered]
     return f"{min(gate):.2f} to {max(gate):.2f} s" if gate else ""
 

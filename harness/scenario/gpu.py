@@ -68,7 +68,6 @@ def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Findin
 
 
 def _engines(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> tuple[list[GpuDevice], str]:
-    """The engine's GPUs, or why they are not known."""
     if facts.fidelity is not Fidelity.GPU:
         return [], f"the engine does not run on a GPU (fidelity: {facts.fidelity})"
     own = _own(gpu, evidence, facts)

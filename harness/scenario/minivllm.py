@@ -64,7 +64,6 @@ def root_cause(text: str) -> Claim:
 
 
 def put_right(text: str) -> Claim:
-    """That it works without the fault."""
     to_test = "to test: mmrepro run {name} --variant {variant} --mitigation fix"
     works, given = Scenario.healthy_after, (Switched.fault_off, "arrived")
     return claim("fixed", text, "minivllm", by=works, given=given, otherwise=to_test)
@@ -119,7 +118,6 @@ def embeddings(sent: RequestRecord) -> int:
 
 
 def in_last_block(tokens: int, size: int) -> int:
-    """Tokens in the last block, 1 to ``size``."""
     return (tokens - 1) % size + 1
 
 

@@ -134,7 +134,6 @@ async def measure_pace(drive: Drive, seconds: float, most: int) -> None:
 
 
 def paced(drive: Drive) -> int:
-    """What :func:`measure_pace` found."""
     return int(drive.recorder.evidence.facts.get(TOKENS_FACT) or PACE_TOKENS)
 
 

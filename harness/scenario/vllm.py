@@ -389,7 +389,6 @@ def cached_item_assertion(logs: Logs) -> Finding:
 
 
 def missing_hashes(logs: Logs, patterns: Sequence[str] = (ASSERTION, DRIFT)) -> list[str]:
-    """The hashes that those log lines name, one a line."""
     return hashes_in([line for name in patterns for line in logs.lines(name)])
 
 

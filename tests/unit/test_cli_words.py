@@ -121,6 +121,15 @@ def test_open_opens_a_browser_where_there_is_a_terminal(
     assert here("open", "4").stdout == "incidents/good/report.html\n", "no display"
 
 
+@pytest.mark.usefixtures("several")
+def test_a_bundle_has_no_page(here: Here, tmp_path: Path) -> None:
+    here("bundle", "4", "--out", "b.zip")
+    (tmp_path / "report.html").write_text("another one's")
+    said = here("open", "b.zip")
+    assert (said.returncode, said.stdout) == (ExitCode.USAGE, "")
+    assert "Next: mmrepro report b.zip --format html" in said.stderr
+
+
 # ---------------------------------------------------------------- NAME:VARIANT and guesses
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any, ClassVar
 
 import jsonschema
@@ -289,6 +290,23 @@ def test_new_from_writes_a_scenario_of_every_class(tmp_path: Path, kind: Finding
     assert isinstance(again.exception, MmreproError)
     assert "exist already" in again.exception.message
     assert runner.invoke(app, [*argv, "--force"]).exit_code == 0
+
+
+def test_new_takes_a_replay_with_one_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = kept(tmp_path / "replays/r")
+    monkeypatch.chdir(tmp_path)
+    for number, source in enumerate(("replays/r", "last", "1", "r")):
+        argv = ["new", "odd-image", "--from", source, "--out", f"out{number}"]
+        done = runner.invoke(app, argv)
+        assert done.exit_code == 0, (source, done.exception)
+        assert (tmp_path / f"out{number}/odd_image.py").is_file()
+    copytree(finding, finding.with_name("f2"))
+    done = runner.invoke(app, ["new", "odd-image", "--from", "last"])
+    assert isinstance(done.exception, MmreproError)
+    assert done.exception.message == "replays/r has 2 findings."
+    assert done.exception.hint == "--from replays/r/f1"
 
 
 def test_new_refuses_what_contradicts_the_finding(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_kill_9_of_the_owner_while_the_parent_imports(tmp_path: Path) -> None:
     until(lambda: not folder.exists(), "its folder is gone")
 
 
-def test_begin_parent_cleans_up_after_a_refusal(tmp_path: Path) -> None:
+def test_begin_fork_server_cleans_up_after_a_refusal(tmp_path: Path) -> None:
     folder = tmp_path / "parent"
     folder.mkdir()
     with pytest.raises(Refused):

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from mmrepro.accept import running, session as accept
-from mmrepro.campaign.campaign import Note
+from mmrepro.campaign.events import Note, json_lines
 from mmrepro.campaign.provisions import Bound
 from mmrepro.capture.messages import Contents
 from mmrepro.case.files import write_case
 from mmrepro.case.model import CASE_FILE, Case, ServerWanted
 from mmrepro.cli.app import app
-from mmrepro.cli.campaign import json_lines
 from mmrepro.errors import LedgerBusy, MmreproError, SupervisorError
 from mmrepro.incident.folder import write_incident
 from mmrepro.machine.journal import LineFile

@@ -15,7 +15,8 @@ from mmrepro.accept import running
 from mmrepro.accept.judging import Child, Ended, Judged, Needs, Part, Step
 from mmrepro.accept.running import Sample, StepRun, beside
 from mmrepro.accept.session import STARTS_FILE, Accepting, exit_code
-from mmrepro.campaign.campaign import Campaign, CampaignEvent, RunEnded
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.events import CampaignEvent, RunEnded
 from mmrepro.campaign.work import Here, LocalPlaces
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.acceptance import Acceptance, PartRecord, Row, Status

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from mmrepro.campaign.campaign import Campaign, CampaignEvent, Note, RunBegan, State
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import CampaignEvent, Note, RunBegan
 from mmrepro.campaign.search import Search, Spent
 from mmrepro.campaign.work import Began, Order, Working
 from mmrepro.errors import PlaceLost

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmrepro.campaign.campaign import Campaign, Handler
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.events import Handler
 from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.work import CellsUntilWhole, Here, Order, Places, Working
 from mmrepro.errors import PlaceLost

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 from matrix_nights import FakePlace, FakePlaces, World, execute, night, planned
-from mmrepro.campaign.campaign import CampaignEvent, Note, RunBegan, RunEnded
+from mmrepro.campaign.events import CampaignEvent, Note, RunBegan, RunEnded
 from mmrepro.campaign.schedule import Schedule
 from mmrepro.errors import ExitCode, NoPlaceLeft
 from mmrepro.history.ledger import Ledger, NightRuns, read

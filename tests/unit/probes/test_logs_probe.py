@@ -25,7 +25,7 @@ from mmrepro.probes.log_lines import (
     parse_line,
     texts_of,
 )
-from mmrepro.probes.logs import LogsProbe, scan
+from mmrepro.probes.logs import LogsProbe, Scanner, scan
 from mmrepro.signature import live_server
 
 LOG = (
@@ -86,16 +86,11 @@ def test_processes_errors_matches_and_progress(tmp_path):
         ("ERROR:asyncio:boom", "ERROR", "", "asyncio", "boom"),
         ("[2025-11-21 02:44:01 TP0] Decode batch", "", "2025-11-21 02:44:01", "", "Decode batch"),
         ("[2025-11-21 02:44:01] ERROR: x", "ERROR", "2025-11-21 02:44:01", "", "x"),
-        (
-            "2025-11-21 02:44:01,123 - lmdeploy - ERROR - engine.py:12 - x",
-            "ERROR",
-            "2025-11-21 02:44:01,123",
-            "engine.py:12",
-            "x",
-        ),
+        ("2025-11-21 02:44:01,123 - lmdeploy - ERROR - engine.py:12 - x", "ERROR",
+            "2025-11-21 02:44:01,123", "engine.py:12", "x"),
         ("no prefix at all", "", "", "", "no prefix at all"),
     ],
-)
+)  # fmt: skip
 def test_prefixes(line, level, time_, source, text):
     found = parse_line(7, line)
     assert (found.level, found.time, found.source, found.text) == (level, time_, source, text)
@@ -113,6 +108,11 @@ def test_first_and_last_matches_are_kept_and_all_counted():
     assert [line.number for line in data.matches["step"]] == [1, 3, 5, 997, 999]
     assert data.error_count == 500
     assert len(data.errors) == 50
+
+
+def test_a_text_beyond_what_is_looked_at_of_a_line_is_no_match():
+    log = b"".join(b"y" * n + b"boom\n" for n in (*[MAX_LINE_BYTES] * 9, 9))
+    assert scan(io.BytesIO(log), {"boom": "boom"}, first=0, last=1).match_counts["boom"] == 1
 
 
 def test_a_line_without_end_is_never_held(monkeypatch):
@@ -176,6 +176,17 @@ def test_what_was_read_before_the_deadline_is_kept(tmp_path, monkeypatch):
     with pytest.raises(logs_module.TimedOut):
         probe.collect(None, deadline=5.0)
     assert probe.partial().bytes_read == 5 * 1024
+
+
+@pytest.mark.parametrize(("processes", "known"), [(200, 201), (300, 256)])
+def test_last_words_of_many_processes(processes, known):
+    log = b"".join(b"(P%d pid=%d) hello\n" % (n, n) for n in range(processes))
+    later = log.replace(b"hello", b"bye") + b"(new pid=1) x\n"
+    scanner = Scanner({}, None)
+    scanner.scan(io.BytesIO(log))
+    last = scanner.scan(io.BytesIO(later)).last_by_process
+    assert len(last) == known
+    assert {line.text for line in last.values()} <= {"bye", "x"}
 
 
 # ------------------------------------------------------------------ against a plain reading

@@ -137,13 +137,10 @@ def test_the_meter_is_cheap_and_says_when_nothing_is_left(start_victim):
         ("VLLM::Worker_T", "", "Worker_T"),
         ("sglang::schedul", "sglang::scheduler_TP0", "scheduler_TP0"),
         ("python3", "python3 -m vllm.entrypoints.openai.api_server", "python3"),
-        (
-            "python3",
-            "python3 -c from multiprocessing.resource_tracker import x",
-            "resource_tracker",
-        ),
+        ("python3", "python3 -c from multiprocessing.resource_tracker import x",
+            "resource_tracker"),
     ],
-)
+)  # fmt: skip
 def test_roles(name, cmdline, role):
     assert role_from_title(name, cmdline) == role
 

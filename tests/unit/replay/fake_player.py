@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fake_plays import SERVER, Answers, fake_seen
-from mmrepro.campaign.campaign import Campaign, Handler
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.events import Handler
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces

@@ -179,7 +179,9 @@ def test_a_list_of_incidents_passes_over_what_is_no_file(tmp_path: Path) -> None
     assert why["many"] == f"it holds more than {MOST_VALUES:,} values"
 
 
-@pytest.mark.parametrize("command", ["report", "judge", "bundle", "incidents", "new --from"])
+@pytest.mark.parametrize(
+    "command", ["report", "judge", "bundle", "incidents", "open", "new --from"]
+)
 def test_a_place_that_cannot_be_looked_at_is_a_sentence(tmp_path: Path, command: str) -> None:
     circle = tmp_path / "circle"
     circle.symlink_to("circle")
