@@ -35,8 +35,7 @@ from mmrepro.scenario.registry import load_scenario, scenario_names
 from packaging.version import Version
 from pydantic import Field
 
-ALL = "all"
-NONE, EACH = "none", "each"
+ALL, NONE, EACH = "all", "none", "each"
 
 ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 
