@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mmrepro.campaign.dispatch import SETUP_S, Costs, Dispatcher, Slice
-from mmrepro.campaign.groups import Group
+from mmrepro.campaign.schedule import SETUP_S, Costs, Dispatcher, Group, Slice
 from mmrepro.incident.ledger import Planned
 
 

@@ -15,7 +15,7 @@ JUDGES = (
     *(f"harness/scenario/{n}.py" for n in ("common", "vllm", "sglang", "lmdeploy", "minivllm")),
     "harness/run/judge.py",
     "harness/evidence/model.py",
-    "harness/ablate/states.py",
+    "harness/ablate/search.py",
     "harness/diagnose/*.py",
     "harness/text/redact.py",
     "scenarios/**/*.py",

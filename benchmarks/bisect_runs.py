@@ -17,8 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
-from mmrepro.bisect.search import Direction, search
+from mmrepro.bisect.search import Board, Direction, SearchOptions, Verdict, search, start
 from mmrepro.incident.searches import Bisection, PointVerdict, Side
 from mmrepro.reports.bisection import KIND
 

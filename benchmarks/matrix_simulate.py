@@ -19,26 +19,25 @@ from pathlib import Path
 
 from _fleet import Fleet, Simulated, Times, copies, simulate
 from mmrepro.base.units import duration, parse_duration, parse_size
-from mmrepro.campaign.dispatch import SETUP_S
-from mmrepro.campaign.groups import (
+from mmrepro.campaign.schedule import (
     ASSUMED_BUILD_S,
     ASSUMED_RUN_S,
     ASSUMED_WHY,
+    REPEAT,
+    SETUP_S,
     Estimates,
     Group,
     groups_of,
 )
-from mmrepro.campaign.schedule import REPEAT
 from mmrepro.cli.console import table_console
 from mmrepro.environments.store import Stored
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.ledger import History, read
 from mmrepro.incident.ledger import LEDGER_FILE, Planned
 from mmrepro.matrix import selectors
-from mmrepro.matrix.asked import planned_of
-from mmrepro.matrix.file import MatrixFile, load
-from mmrepro.matrix.measured import Measured, version_of
-from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
+from mmrepro.matrix.options import DEFAULT_OUT, MatrixFile, MatrixRunCommand, load
+from mmrepro.matrix.plan import planned_of
+from mmrepro.matrix.session import Measured
 from mmrepro.reports.blocks import count
 from rich import box
 from rich.console import Console
@@ -112,7 +111,7 @@ def answer(asked: argparse.Namespace) -> None:
         disk=parse_size(asked.disk) if asked.disk else None,
     )
     given = load(asked.file) if asked.file is not None else MatrixFile()
-    settings = own.settings.over(given.matrix)
+    settings = own.over(given.matrix)
     history, source = _history(asked.ledger, settings.out)
     planned = _cells(own, given, history, source)
     repeat = settings.repeat or REPEAT
@@ -236,8 +235,8 @@ class Packages(Measured):
         if not (alike := self.alike(group)):
             spec = group.spec
             return {engine: ASSUMED_BYTES if spec is None else spec.disk_bytes}
-        wanted = version_of(group.release)
-        older = [one for one in alike if version_of(one.manifest.release) <= wanted]
+        wanted = selectors.version_of(group.release)
+        older = [one for one in alike if selectors.version_of(one.manifest.release) <= wanted]
         nearest = older[-1] if older else alike[0]
         project = nearest.manifest.project.replace("-", "_").lower()
         return {

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 from mmrepro.base.units import duration
-from mmrepro.history.quarantine import Entry
+from mmrepro.history.concerns import Entry
 from mmrepro.history.states import VERDICTS, Settled, State
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.records import Fidelity

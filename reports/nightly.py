@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mmrepro.base.units import duration
+from mmrepro.history.concerns import Quarantine
 from mmrepro.history.events import events as find_events
 from mmrepro.history.ledger import History, NightRuns, read
-from mmrepro.history.quarantine import Quarantine
 from mmrepro.history.states import VERDICTS, State, settle
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
 from mmrepro.reports import blocks as b, grid as drawn, words

@@ -40,9 +40,9 @@ from mmrepro.incident.diagnosis import ServerState as S
 from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.models.qwen import TinyQwen3
 from mmrepro.run.options import StartMode
-from mmrepro.watch.build import watch_of
 from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Health
+from mmrepro.watch.loop import watch_of
 from mmrepro.watch.options import WatchCommand
 from servers import Simulated
 

@@ -37,9 +37,9 @@ from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import ServerState as S
 from mmrepro.machine.host import Lateness
-from mmrepro.watch.build import watch_of
 from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Check, CheckOutcome, Health
+from mmrepro.watch.loop import watch_of
 from mmrepro.watch.options import WatchCommand
 from mmrepro.watch.server import state
 

@@ -1,15 +1,17 @@
-"""What is known of a cell: by the cache, and by the incident of a run."""
+"""What is known of a cell: its state by its runs, by the cache, and by the incident of a run."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
+import statistics
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from mmrepro import errors
 from mmrepro.ablate.options import AblateCommand
-from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
 from mmrepro.environments.build import existing
 from mmrepro.environments.spec import Environment
@@ -17,12 +19,83 @@ from mmrepro.errors import InfrastructureError, MmreproError, UsageError
 from mmrepro.incident import Incident
 from mmrepro.incident.ledger import Attempt, Lost
 from mmrepro.incident.searches import CellRun
-from mmrepro.machine.files import Device, cache_root
+from mmrepro.machine.files import Device, cache_root, write_file
+from mmrepro.records import Record
 from mmrepro.run.judge import facts_of
 from mmrepro.run.key import decisive_parts, run_key
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
+from pydantic import ValidationError
+
+ASSUMED_S = 60.0
+ASSUMED_WHY = (
+    "no run of this engine was measured here: 60 s each is assumed, twice what "
+    "ghost-key-eviction takes on two cores"
+)
+
+
+class Stored(Record):
+    """A run and what decided it: the reason why another one is, or is not, the same."""
+
+    engine: str
+    parts: dict[str, str]
+    run: CellRun
+
+
+class CellStore:
+    """The cells of one scenario on one release and device, below ``ablate/`` in the cache."""
+
+    def __init__(self, scenario: str, engine: str, release: str, device: str) -> None:
+        self.engine = engine
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{device}")
+        self.root = cache_root() / "ablate"
+        self.folder = self.root / name
+
+    def read(self, key: str) -> CellRun | None:
+        """The run with that key; None if there is none, or none that can be read."""
+        stored = _read(self._path(key))
+        return stored.run if stored is not None and stored.run.key == key else None
+
+    def write(self, run: CellRun, parts: dict[str, str]) -> None:
+        """Keep ``run``; a disk that cannot take it costs only the reuse."""
+        text = Stored(engine=self.engine, parts=parts, run=run).model_dump_json(indent=1)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self._path(run.key), text + "\n")
+
+    def estimate(self) -> tuple[float, str]:
+        """Seconds that a run takes, by the median of those measured here; and what that is."""
+        own = _seconds(self.folder, self.engine)
+        if own:
+            return statistics.median(own), f"median of {len(own)} measured runs of this scenario"
+        others = [s for folder in _folders(self.root) for s in _seconds(folder, self.engine)]
+        if others:
+            what = f"measured runs of other scenarios of {self.engine}"
+            return statistics.median(others), f"median of {len(others)} {what}"
+        return ASSUMED_S, ASSUMED_WHY
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def _read(path: Path) -> Stored | None:
+    try:
+        return Stored.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        return sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _seconds(folder: Path, engine: str) -> list[float]:
+    stored = (_read(path) for path in sorted(folder.glob("*.json")))
+    return [s.run.seconds for s in stored if s is not None and s.engine == engine]
 
 
 @dataclass
@@ -75,7 +148,6 @@ class KnownCells:
 
 
 def cell_key(key: str, number: int) -> str:
-    """Key of run ``number`` of a cell whose runs have ``key``."""
     return hashlib.sha256(f"{key} {number}".encode()).hexdigest()[:32]
 
 
@@ -88,20 +160,14 @@ def cell_run(
         incident: that it left; None: none that can be read.
         folder: the attempt names its incident relative to it.
     """
+    same = "created seconds outcome explanation fidelity start_mode error command"
     run = CellRun(
+        **attempt.model_dump(include={*same.split()}),
         key=cell_key(attempt.key, number) if attempt.key else "",
         index=number,
-        created=attempt.created,
-        seconds=attempt.seconds,
-        outcome=attempt.outcome,
         symptom=Truth.UNKNOWN,
         cause=Truth.UNKNOWN,
-        explanation=attempt.explanation,
-        fidelity=attempt.fidelity,
-        start_mode=attempt.start_mode,
-        error=attempt.error,
         incident_dir=str(folder / attempt.incident) if attempt.incident else "",
-        command=attempt.command,
     )
     if incident is None:
         return run

@@ -1,15 +1,138 @@
-"""What to flip next, and what follows: pure functions over an oracle that gives cells' states.
+"""What runs show, what to flip next, and what follows from it. Pure functions.
 
-The oracle may be anything: runs of a real engine, the cache alone, a made-up function in a test.
+The oracle that gives cells' states may be anything: runs of a real engine, the cache alone, a
+made-up function in a test.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from mmrepro.ablate.ddmin import bound, ddmin
-from mmrepro.incident.searches import CellState, Conclusion, FactorClass, Role
+from mmrepro.incident.searches import CellRun, CellState, Conclusion, FactorClass, Role
+from mmrepro.signature import Outcome, Truth
+
+
+def state_of_run(run: CellRun) -> CellState:
+    """An unknown cause is not a cause that is gone: it leaves a run without symptom undecided.
+
+    A run without the symptom may be inconclusive for the scenario, because the trigger did not
+    come as far as it must. Then it shows no cure; but a cause that was seen was seen.
+    """
+    if run.outcome is None:
+        return CellState.LOST
+    if run.without_effect:
+        return CellState.NOT_TESTED
+    if run.outcome is Outcome.REPRODUCED:
+        return CellState.FAILS
+    if run.outcome is Outcome.DIFFERENT_FAILURE:
+        return CellState.OTHER
+    if not run.gate_passed or run.symptom is not Truth.NOT_MET:
+        return CellState.UNDECIDED
+    if run.cause is Truth.MET:
+        return CellState.HIDDEN
+    if run.cause is Truth.NOT_MET and run.outcome is Outcome.NOT_REPRODUCED:
+        return CellState.CURED
+    return CellState.UNDECIDED
+
+
+def state_of_cell(
+    states: Sequence[CellState], repeat: int, threshold: int
+) -> tuple[CellState, str]:
+    """The state of a cell, and why.
+
+    ``threshold`` failing runs of ``repeat`` make it fail. Below that, one failing run is enough to
+    say that it is no cure. Every run has to show a cure for a cell to be one; one that shows the
+    hidden cause makes it hidden.
+    """
+    count = Counter(states)
+    fails, done = count[CellState.FAILS], len(states)
+    said = ", ".join(f"{number} × {state}" for state, number in count.most_common())
+    if fails >= threshold:
+        return CellState.FAILS, said
+    if fails:
+        return (
+            CellState.UNDECIDED,
+            f"{said}: it comes and goes, {threshold} are needed to call it one",
+        )
+    if done < repeat:
+        return CellState.UNDECIDED, f"{said or 'no run'}, of {repeat}"
+    if count[CellState.LOST] == done:
+        return CellState.LOST, said
+    for state in (CellState.OTHER, CellState.NOT_TESTED):
+        if count[state]:
+            return state, said
+    if count[CellState.UNDECIDED] or count[CellState.LOST]:
+        return CellState.UNDECIDED, said
+    return (CellState.HIDDEN if count[CellState.HIDDEN] else CellState.CURED), said
+
+
+def decided(states: Sequence[CellState], repeat: int, threshold: int) -> bool:
+    """Whether further runs of the cell could not change its state any more."""
+    if len(states) >= repeat:
+        return True
+    count = Counter(states)
+    fails, left = count[CellState.FAILS], repeat - len(states)
+    return fails >= threshold or (fails > 0 and fails + left < threshold)
+
+
+# ---------------------------------------------------------------- delta debugging
+
+T = TypeVar("T")
+
+
+def ddmin(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
+    """A subset of ``items``, in their order, for which ``holds`` and that is 1-minimal.
+
+    1-minimal: ``holds`` was asked of the result without each one of its items and denied it (but
+    for a result of one item, whose remainder is empty and never asked). ``holds`` may be any
+    function: where it is not monotone, the result is 1-minimal all the same, though a smaller set
+    that does it may exist. At most ``bound(len(items))`` questions, repetitions included.
+
+    Args:
+        holds: must be true of ``items`` as a whole; that is not asked again.
+    """
+    current = tuple(items)
+    parts = 2
+    while len(current) >= 2:
+        chunks = _split(current, parts)
+        smaller = next((chunk for chunk in chunks if holds(chunk)), None)
+        if smaller is not None:
+            current, parts = smaller, 2
+            continue
+        # With two parts the complements are the parts themselves.
+        complements = [_without(current, chunk) for chunk in chunks] if parts > 2 else []
+        smaller = next((rest for rest in complements if holds(rest)), None)
+        if smaller is not None:
+            current, parts = smaller, max(parts - 1, 2)
+        elif parts < len(current):
+            parts = min(2 * parts, len(current))
+        else:
+            break
+    return current
+
+
+def bound(count: int) -> int:
+    """Most questions that ddmin may ask about ``count`` items (proved in the paper)."""
+    return 0 if count < 2 else count * count + 3 * count
+
+
+def _split(items: tuple[T, ...], parts: int) -> list[tuple[T, ...]]:
+    """``parts`` pieces of nearly equal length, none empty."""
+    size, longer = divmod(len(items), parts)
+    pieces, start = [], 0
+    for number in range(parts):
+        end = start + size + (number < longer)
+        pieces.append(items[start:end])
+        start = end
+    return pieces
+
+
+def _without(items: tuple[T, ...], removed: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(item for item in items if item not in removed)
+
 
 Flips = tuple[str, ...]
 Oracle = Callable[[Sequence[Flips], Role], Sequence[CellState]]
@@ -22,12 +145,27 @@ NOT_CURED = (CellState.FAILS, CellState.HIDDEN)
 
 @dataclass(frozen=True)
 class Judged:
-    """What is said of one factor."""
-
     factor_class: FactorClass
     cures_alone: bool | None
     needed: bool | None
     why: str
+
+
+PLAIN = {
+    CellState.HIDDEN: Judged(
+        FactorClass.HIDES,
+        False,
+        False,
+        "toggled alone, it takes the symptom away, and the cause is still there",
+    ),
+    CellState.OTHER: Judged(
+        FactorClass.OTHER, None, None, "toggled alone, it fails in another way"
+    ),
+    CellState.NOT_TESTED: Judged(
+        FactorClass.NOT_TESTED, None, None, "the toggle was not observed to take effect"
+    ),
+}
+"""What a factor's own cell says of it, whatever the others show."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +177,6 @@ class FoundCure:
 
 @dataclass
 class Search:
-    """What a search established."""
-
     conclusion: Conclusion
     explanation: str
     factors: dict[str, Judged] = field(default_factory=dict)
@@ -86,8 +222,8 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
             f"the baseline does not fail ({baseline}): there is nothing to ablate",
             asked=memory.states,
         )
-        why = "the baseline does not fail"
-        found.factors = {n: _unknown(why) for n in names}
+        unknown = Judged(FactorClass.INCONCLUSIVE, None, None, "the baseline does not fail")
+        found.factors = dict.fromkeys(names, unknown)
         return found
     alone = dict(zip(names, memory.ask([(name,) for name in names], "alone"), strict=True))
     usable = [n for n in names if alone[n] in (CellState.FAILS, CellState.CURED)]
@@ -108,11 +244,6 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
         {n: _left_out(alone[n]) for n in names if n not in usable},
         memory.states,
     )
-
-
-def most_cells(count: int) -> int:
-    """Most cells that a search over ``count`` factors may ask for."""
-    return 1 + count + (2 if count > 1 else 0) + bound(count) + (count if count > 1 else 0)
 
 
 def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
@@ -139,20 +270,10 @@ def _judged(
         needed, why = _needed(name, singles, usable, memory)
         chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
         return Judged(chosen, True, needed, f"toggled alone, it works around the failure; {why}")
-    if state is CellState.HIDDEN:
-        return Judged(
-            FactorClass.HIDES,
-            False,
-            False,
-            "toggled alone, it takes the symptom away, and the cause is still there",
-        )
-    if state is CellState.OTHER:
-        return Judged(FactorClass.OTHER, None, None, "toggled alone, it fails in another way")
-    if state is CellState.NOT_TESTED:
-        why = "the toggle was not observed to take effect"
-        return Judged(FactorClass.NOT_TESTED, None, None, why)
+    if state in PLAIN:
+        return PLAIN[state]
     if state is not CellState.FAILS:
-        return _unknown(f"toggled alone: {state}")
+        return Judged(FactorClass.INCONCLUSIVE, None, None, f"toggled alone: {state}")
     member = next((c for c in cures if name in c.flips), None)
     if member is not None:
         others = ", ".join(n for n in member.flips if n != name)
@@ -197,10 +318,6 @@ def _needed(
 
 def _still(state: CellState) -> str:
     return "it still fails" if state is CellState.FAILS else "the cause is still there"
-
-
-def _unknown(why: str) -> Judged:
-    return Judged(FactorClass.INCONCLUSIVE, None, None, why)
 
 
 def _left_out(state: CellState) -> str:

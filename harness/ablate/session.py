@@ -1,18 +1,17 @@
-"""The policy of an ablation: its cells, the runs of each, and its document at every step."""
+"""The policy of an ablation: its plan, its cells, the runs of each, its document at every step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mmrepro.ablate.cells import KnownCells, cell_run, error_of
 from mmrepro.ablate.options import AblateCommand
-from mmrepro.ablate.search import Flips, Search, search
-from mmrepro.ablate.states import decided, state_of_cell, state_of_run
-from mmrepro.campaign.cells import CellSearch, Write
+from mmrepro.ablate.search import Flips, Search, bound, decided, search, state_of_cell, state_of_run
 from mmrepro.campaign.events import Found, RunEnded, Tone
+from mmrepro.campaign.search import CellSearch, Write
 from mmrepro.campaign.trial import cell_of
 from mmrepro.campaign.work import Began
 from mmrepro.errors import (
@@ -39,11 +38,94 @@ from mmrepro.incident.searches import (
     Role,
 )
 from mmrepro.machine.files import device_of, is_there
-from mmrepro.records import Moment
+from mmrepro.records import Record
 from mmrepro.run.key import run_key
 from mmrepro.run.start import chosen_release
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
+from pydantic import Field
+
+
+class PlannedCell(Record):
+    flips: list[str]
+    role: Role
+    runs: Annotated[int, Field(description="runs that are still to be made")]
+    reused: Annotated[int, Field(description="runs that the cache has")]
+    seconds: Annotated[float, Field(description="estimate for the runs to be made")]
+    command: Annotated[str, Field(description="the command of one of its runs")]
+
+
+class AblationPlan(Record):
+    scenario: str
+    variant: str
+    engine: str
+    release: str
+    device: str
+    environment: Annotated[str, Field(description="there, or to be built first")]
+    cells: list[PlannedCell]
+    more: Annotated[int, Field(description="cells that may follow, at most")]
+    more_why: str
+    seconds: Annotated[float, Field(description="estimate for the cells listed")]
+    seconds_each: float
+    seconds_from: Annotated[str, Field(description="what the estimate is based on")]
+
+
+def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
+    """The cells that are certain, as far as the cache tells what follows. Raises UsageError.
+
+    Where a cell's outcome is not known yet, the plan goes on as if its flips changed nothing.
+    """
+    factors = options.chosen(scenario)
+    release = chosen_release(scenario, options.run)
+    device = device_of(options.run.device)
+    known = KnownCells(scenario, options, release, device)
+    each_s, each_why = known.store.estimate()
+    cells: list[PlannedCell] = []
+    unknown: list[Flips] = []
+
+    def state(flips: Flips, role: Role) -> CellState:
+        states = [state_of_run(run) for run in known.first(flips)]
+        whole = len(states) >= options.repeat or (
+            role != "baseline" and decided(states, options.repeat, options.threshold)
+        )
+        left = 0 if whole else options.repeat - len(states)
+        cells.append(
+            PlannedCell(
+                flips=list(flips),
+                role=role,
+                runs=left,
+                reused=len(states),
+                seconds=round(left * each_s, 1),
+                command=options.of_cell(flips).command_line(
+                    scenario=options.scenario or scenario.name
+                ),
+            )
+        )
+        if whole:
+            return state_of_cell(states, options.repeat, options.threshold)[0]
+        unknown.append(flips)
+        return CellState.FAILS
+
+    search([f.name for f in factors], lambda cells, role: [state(c, role) for c in cells])
+    count = len(factors)
+    more = (1 + bound(count) + count if count > 1 else 0) if unknown else 0
+    return AblationPlan(
+        scenario=scenario.name,
+        variant=scenario.variant,
+        engine=scenario.engine,
+        release=release,
+        device=device,
+        environment="there" if known.environment is not None else "to be built first",
+        cells=cells,
+        more=more,
+        more_why="one if a factor alone is a workaround; more only if none is and all together are"
+        if more
+        else "",
+        seconds=round(sum(cell.seconds for cell in cells), 1),
+        seconds_each=round(each_s, 1),
+        seconds_from=each_why,
+    )
+
 
 HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError, GpuUnavailable, UsageError)
 """What a second attempt, or another cell, would meet as well."""
@@ -78,7 +160,7 @@ class Ablating(CellSearch[Ablation]):
         self._error = MmreproError("")
         """Why the latest lost run was lost."""
         super().__init__(scenario, options, device, write, self.release)
-        self._works = [self._work]
+        self.works = [self._work]
         self.start = self._cell(())
 
     def standing(self) -> str:
@@ -86,14 +168,10 @@ class Ablating(CellSearch[Ablation]):
 
     # ------------------------------------------------------------------ the search
 
-    def more(self) -> Callable[[], None] | None:
-        return self._works.pop() if self._works else None
-
     def _work(self) -> None:
         self._conclude(search([factor.name for factor in self.factors], self._states))
 
     def _states(self, asked: Sequence[Flips], role: Role) -> list[CellState]:
-        """The oracle of the search."""
         self._asked += asked
         return self.beside([partial(self._state, flips, role) for flips in asked])
 
@@ -121,7 +199,7 @@ class Ablating(CellSearch[Ablation]):
         took = sum(run.seconds for run, kept in made if not kept)
         how = "reused" if reused == len(runs) else f"in {took:.1f} s"
         text = f"{_name(flips)}: {state} ({why}), {how}"
-        self.campaign.emit(Found(at=Moment.now(), text=text, tone=TONES.get(state, "unsure")))
+        self.campaign.emit(Found(text=text, tone=TONES.get(state, "unsure")))
         if role == "baseline" and state is CellState.LOST:
             raise self._error
         return state
@@ -143,7 +221,12 @@ class Ablating(CellSearch[Ablation]):
             want = Began(cell.id, before.index, before.role, _name(flips))
             return self._shown(self._made(self.attempt(want), number)), True
         if self._of_one_code(parts) and (kept := self.known.read(parts, number)) is not None:
-            self._reused(kept, flips)
+            name, outcome = _name(flips), kept.outcome or "lost"
+            self.campaign.emit(
+                RunEnded(
+                    what=name, index=kept.index, outcome=outcome, seconds=kept.seconds, kept=True
+                )
+            )
             return self._shown(kept), True
         attempt = self._tried(cell, flips, number, "planned")
         if attempt.lost is Lost.INFRASTRUCTURE:
@@ -203,18 +286,6 @@ class Ablating(CellSearch[Ablation]):
         if code is not None and code not in self._codes:
             self._codes.append(code)
         return self._codes[:1] == [code]
-
-    def _reused(self, run: CellRun, flips: Flips) -> None:
-        self.campaign.emit(
-            RunEnded(
-                at=Moment.now(),
-                what=_name(flips),
-                index=run.index,
-                outcome=run.outcome or "lost",
-                seconds=run.seconds,
-                kept=True,
-            )
-        )
 
     def _shown(self, run: CellRun) -> CellRun:
         """With its incident relative to this ablation's folder, if it is below it."""

@@ -5,13 +5,134 @@ Seconds are those of one H100 with a cold start, and of two CPU cores, whichever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from mmrepro.accept import asserts, race
-from mmrepro.accept.judging import Judge, claims_judge, junit_judge, machine_judge, run_judge
-from mmrepro.accept.steps import CPU_ONLY, EVERYWHERE, GPU_ONLY, Child, Needs, Part, Step
+from mmrepro.accept.judging import (
+    CPU_ONLY,
+    EVERYWHERE,
+    GPU_ONLY,
+    Child,
+    Ended,
+    Judge,
+    Judged,
+    Needs,
+    Part,
+    Step,
+    claims_judge,
+    junit_judge,
+    late,
+    machine_judge,
+    run_judge,
+    told,
+    untried,
+)
+from mmrepro.campaign.trial import incident_in
 from mmrepro.errors import UsageError
+from mmrepro.incident.acceptance import Row, Status
+from mmrepro.scenarios.chunked_mm_prefill import device_assert
+
+TITLE = "device-side asserts on purpose, each in a child"
+
+
+def judge_refusals(ended: Ended) -> Judged:
+    """The reproducer's own claims, then those of the scenario that meets such an assert."""
+    judged = claims_judge(TITLE, "CUDA: cudaErrorAssert", keys=("gpu",))(ended)
+    if not judged.whole:
+        return judged
+    with tempfile.TemporaryDirectory(prefix="mmrepro-accept-") as folder:
+        found = list(device_assert.claims(ended.document, Path(folder)))
+    rules = [told(one, "the rules of chunked-mm-prefill") for one in found]
+    return Judged([*judged.rows, *rules])
+
+
+PREDICTION = "what the emulated stream says of a pinned buffer that is written too early"
+OBSERVATION = "what a real stream does with a pinned buffer that is written too early"
+REUSED_MASK = "minivllm's reused-mask"
+
+RECORDED = "borrowed-faults-reused-mask-0.1"
+"""In tests/evidence; a test holds RECORDED_TRUTHS to it."""
+RECORDED_TRUTHS = {
+    "prepared-ahead": "met",
+    "image-500": "met",
+    "text-answered": "met",
+    "endpoints-green": "met",
+    "scatter-error": "met",
+    "mask-of-another-step": "met",
+}
+
+
+def judge_prediction(ended: Ended) -> Judged:
+    """It is made where every outcome of the emulation is told."""
+    if (ending := late(PREDICTION, ended) or untried(PREDICTION, ended)) is not None:
+        return ending
+    told = [f"{name}: {outcome}" for name, outcome in _outcomes(ended.document)]
+    row = Row(
+        asked=PREDICTION,
+        expected="a prediction, written down before the real stream is tried",
+        source="reproducers/pinned_reuse.py --device emulated",
+        seen="; ".join(told) or ended.words or "the emulated stream gave no outcome",
+        status=Status.PASSED if told else Status.BROKEN_OFF,
+        seconds=ended.seconds,
+    )
+    return Judged([row], whole=bool(told))
+
+
+def judge_observation(ended: Ended) -> Judged:
+    """The reproducer's claims, and each outcome beside the one that was predicted."""
+    judged = claims_judge(OBSERVATION, "CUDA's API synchronization behavior", keys=("gpu",))(ended)
+    if not judged.whole:
+        return judged
+    predicted = dict(_outcomes(ended.before.get("prediction", {})))
+    rows = [
+        Row(
+            asked=f"as emulated: {name}",
+            expected=predicted.get(name, "no prediction was made"),
+            source="the emulated stream, in the step before",
+            seen=outcome,
+            status=_held(predicted.get(name), outcome),
+        )
+        for name, outcome in _outcomes(ended.document)
+    ]
+    return Judged([*judged.rows, *rows])
+
+
+def judge_reused_mask(ended: Ended) -> Judged:
+    """The verdict, and each condition beside what the recorded CPU run had there."""
+    judged = run_judge(REUSED_MASK)(ended)
+    incident = incident_in(ended.incident)
+    if not judged.whole or incident is None or incident.verdict is None:
+        return judged
+    seen = {one.id: str(one.truth) for one in incident.verdict.conditions}
+    other = [
+        f"{name} {seen.get(name, 'not judged')} in place of {truth}"
+        for name, truth in RECORDED_TRUTHS.items()
+        if seen.get(name) != truth
+    ]
+    row = Row(
+        asked="it fails as it does on a CPU, condition for condition",
+        expected=", ".join(f"{name} {truth}" for name, truth in RECORDED_TRUTHS.items()),
+        source=f"the recorded run {RECORDED}",
+        seen="; ".join(other) or "the same",
+        status=Status.FAILED if other else Status.PASSED,
+    )
+    return Judged([*judged.rows, row])
+
+
+def _held(predicted: str | None, seen: str) -> Status:
+    if predicted is None or seen == "no answer":
+        return Status.NOT_TESTED
+    return Status.PASSED if predicted == seen else Status.FAILED
+
+
+def _outcomes(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(what was tried, its outcome) of each mask."""
+    for one in document.get("masks", []):
+        yield f"mask {one['name']}", str(one["outcome"])
+
 
 MINIVLLM = Needs("minivllm", "0.1")
 VLLM = Needs("vllm", "0.23.0")
@@ -149,27 +270,27 @@ PARTS = (
         (
             _script(
                 "prediction",
-                race.PREDICTION,
+                PREDICTION,
                 "pinned_reuse.py --device emulated --repetitions 1",
-                race.judge_prediction,
+                judge_prediction,
                 (25, 120),
             ),
             _script(
                 "pinned-reuse",
-                race.OBSERVATION,
+                OBSERVATION,
                 "pinned_reuse.py --repetitions 10",
-                race.judge_observation,
+                judge_observation,
                 (80, 180),
                 gpu_only="a CPU has done each copy when the call returns: there is no stream that "
                 "could be late, so the race can only be emulated there (see the step before)",
             ),
             _run(
                 "reused-mask",
-                race.REUSED_MASK,
+                REUSED_MASK,
                 "borrowed-faults --variant reused-mask",
                 MINIVLLM,
                 (20, 90),
-                judge=race.judge_reused_mask,
+                judge=judge_reused_mask,
             ),
             _run(
                 "reused-mask-fix",
@@ -214,9 +335,9 @@ PARTS = (
         (
             _script(
                 "device-assert",
-                asserts.TITLE,
+                TITLE,
                 "device_assert.py",
-                asserts.judge_refusals,
+                judge_refusals,
                 (25, 120),
                 gpu_only="a CPU raises an IndexError at once: only a GPU has a device-side assert",
             ),

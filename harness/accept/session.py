@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from mmrepro.accept.running import StepRun, beside
-from mmrepro.accept.sampling import used
-from mmrepro.accept.steps import Part, Step
+from mmrepro.accept.judging import Part, Step
+from mmrepro.accept.running import StepRun, beside, used
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.events import Found, RunEnded, Tone
 from mmrepro.campaign.search import Search
@@ -79,7 +78,7 @@ class Accepting(Search[Acceptance, StepRecord]):
         self._variables, self._again = variables or {}, again
         self._steps = {f"{p.name}/{s.name}": (p, s) for p in parts for s in p.steps}
         self._at = ""
-        self._lines_left = [self._work]
+        self.works = [self._work]
 
     @property
     def resume_command(self) -> str:
@@ -97,9 +96,6 @@ class Accepting(Search[Acceptance, StepRecord]):
 
     # ------------------------------------------------------------------ the steps, in their order
 
-    def more(self) -> Callable[[], None] | None:
-        return self._lines_left.pop() if self._lines_left else None
-
     def _work(self) -> None:
         for part in self.parts:
             steps: list[StepRecord] = []
@@ -107,7 +103,7 @@ class Accepting(Search[Acceptance, StepRecord]):
             for step in part.steps:
                 self._at = f"{part.name}/{step.name}"
                 want = Began(self._at, 1, what=f"{part.name}: {step.title}")
-                kept = (want.id, want.index) in self.done
+                kept = want.key in self.done
                 steps.append(self.result(want))
                 self._tell(want, steps[-1], kept=kept)
                 record = self._take(part, steps)
@@ -125,7 +121,6 @@ class Accepting(Search[Acceptance, StepRecord]):
         rows = record.rows
         untested = len(rows) == 1 and rows[0].status is Status.NOT_TESTED
         ended = RunEnded(
-            at=Moment.now(),
             what=want.what,
             index=1,
             outcome=counts(rows),
@@ -138,7 +133,7 @@ class Accepting(Search[Acceptance, StepRecord]):
         for row in rows:
             if row.status in (Status.FAILED, Status.BROKEN_OFF):
                 text = f"{row.asked}: {row.seen}"
-                self.campaign.emit(Found(at=Moment.now(), text=text, tone=TONES[row.status]))
+                self.campaign.emit(Found(text=text, tone=TONES[row.status]))
 
     # ------------------------------------------------------------------ asked by the campaign
 

@@ -77,5 +77,4 @@ class BisectCommand(SeveralRuns):
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """The sides that are looked at, in their order."""
         return ("introduced", "fixed") if self.find == "both" else (self.find,)

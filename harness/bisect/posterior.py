@@ -31,8 +31,6 @@ Floats = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Counts:
-    """Runs at one position."""
-
     bad: int = 0
     good: int = 0
     other: int = 0

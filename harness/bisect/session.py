@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
 from mmrepro.bisect.options import BisectCommand
-from mmrepro.bisect.points import Field, cell_at
-from mmrepro.bisect.search import Conclusion, Direction, Found, search
-from mmrepro.bisect.telling import limits, side_of, verdict_of
-from mmrepro.campaign.cells import CellSearch
+from mmrepro.bisect.plan import Field, cell_at
+from mmrepro.bisect.search import Board, Direction, Found, SearchOptions, search, start
 from mmrepro.campaign.events import Found as FoundEvent, Tone
+from mmrepro.campaign.search import CellSearch
 from mmrepro.campaign.work import Began, Order
 from mmrepro.engines import spec_for
 from mmrepro.environments.build import existing
@@ -22,17 +21,170 @@ from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.store import prune
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.incident.ledger import Attempt, Lost, Role
-from mmrepro.incident.searches import BISECTION_FILE, Bisection
-from mmrepro.records import Moment
+from mmrepro.incident.searches import (
+    BISECTION_FILE,
+    Bisection,
+    Chance,
+    Point,
+    PointVerdict,
+    Side,
+    SideConclusion,
+)
+from mmrepro.records import Fidelity
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
 
-VERDICTS = {
-    Outcome.REPRODUCED: Verdict.BAD,
-    Outcome.NOT_REPRODUCED: Verdict.GOOD,
-    Outcome.DIFFERENT_FAILURE: Verdict.OTHER,
-    Outcome.INCONCLUSIVE: Verdict.UNTESTABLE,
+LOST_WORDS = {
+    Lost.INFRASTRUCTURE: "infrastructure",
+    Lost.UNLOADABLE: "its wheel cannot be loaded here",
+    Lost.TIMEOUT: "it did not end in time",
+    Lost.USAGE: "it cannot be run",
 }
+
+
+def verdict_of(runs: Sequence[Attempt]) -> tuple[PointVerdict | None, str]:
+    if not runs:
+        return None, ""
+    seen = [a for a in runs if a.outcome in VERDICTS]
+    if not seen:
+        last = runs[-1]
+        if last.lost is not None:
+            return PointVerdict.UNTESTABLE, f"{LOST_WORDS[last.lost]}: {last.error}"
+        return PointVerdict.UNTESTABLE, f"inconclusive: {last.explanation}"
+    counts = Counter(VERDICTS[a.outcome] for a in seen if a.outcome is not None)
+    if counts[PointVerdict.BAD] and len(counts) > 1:
+        told = ", ".join(f"{number} × {verdict}" for verdict, number in counts.most_common())
+        return PointVerdict.BOTH, f"{told}, of {len(runs)}"
+    other = next((a for a in seen if a.outcome is Outcome.DIFFERENT_FAILURE), None)
+    chosen = other or seen[-1]
+    assert chosen.outcome is not None
+    return VERDICTS[chosen.outcome], chosen.explanation
+
+
+def side_of(
+    bisection: Bisection,
+    direction: Direction,
+    found: Found | None,
+    notes: Sequence[str],
+    made: int,
+) -> Side:
+    """What is written of one side.
+
+    Args:
+        found: None: no point with the failure was found to start from.
+        notes: on the start.
+        made: runs that were made for this side; those for the start belong to the first one.
+    """
+    if found is None:
+        return Side(
+            conclusion=SideConclusion.NO_FAILURE,
+            runs=made,
+            explanation="the failure was seen nowhere, so there is nothing to search for",
+            notes=list(notes),
+        )
+    names = [point.name for point in bisection.points]
+    side = Side(
+        conclusion=found.conclusion,
+        verified=found.verified,
+        runs=made,
+        one_of=[names[p] for p in found.one_of],
+        notes=[*notes, *found.notes],
+        returned=[names[p] for p in found.returned],
+        rate=found.rate,
+    )
+    if found.bad is not None and found.beyond is not None:
+        side.between = [names[p] for p in sorted((found.bad, found.beyond))]
+        exact = found.conclusion is SideConclusion.FOUND
+        if direction == "introduced":
+            side.first_bad = names[found.bad] if exact else None
+            side.before = str(found.ends_in)
+        else:
+            side.first_good = names[found.beyond] if exact and _good(found) else None
+            side.after = str(found.ends_in)
+    if found.posterior is not None:
+        ordered = sorted(found.posterior.items(), key=lambda item: -item[1])
+        side.posterior = [Chance(last_bad=names[p], probability=round(c, 4)) for p, c in ordered]
+    if found.other_since is not None:
+        side.other_between = [names[p] for p in sorted(found.other_since)]
+    side.explanation = _explain(bisection, direction, found, side)
+    return side
+
+
+def _good(found: Found) -> bool:
+    return found.ends_in is PointVerdict.GOOD
+
+
+def _explain(bisection: Bisection, direction: Direction, found: Found, side: Side) -> str:
+    names = [_label(point) for point in bisection.points]
+    kind = bisection.by
+    if found.bad is None or found.beyond is None:
+        return "; ".join(found.notes) or "nothing could be told"
+    bad, beyond = names[found.bad], names[found.beyond]
+    if side.one_of:
+        what = "bad" if direction == "introduced" else "good"
+        shown = " and ".join(names[p] for p in found.gap)
+        one_of = ", ".join(names[p] for p in found.one_of)
+        told = f"the first {what} {kind} is one of {one_of}: {shown} cannot be tested"
+        if not _good(found):
+            told += f"; {beyond} ends in another failure"
+        return told
+    if direction == "introduced":
+        told = f"{bad} is the first bad {kind}"
+        if _good(found):
+            return f"{told}: {beyond}, before it, does not have the failure"
+        return (
+            f"{told}; before {bad} the same trigger ends in another failure: "
+            f"{_other(bisection.points[found.beyond])}"
+        )
+    if _good(found):
+        return f"{beyond} is the first good {kind}: {bad}, before it, has the failure"
+    return (
+        f"{bad} is the last {kind} with the failure: from {beyond} on the same trigger ends in "
+        f"another failure, so that this is no fix: {_other(bisection.points[found.beyond])}"
+    )
+
+
+def _other(point: Point) -> str:
+    return point.why.removeprefix("another failure: ") or "see its incident"
+
+
+def _label(point: Point) -> str:
+    return point.commit[:12] or point.name
+
+
+def limits(bisection: Bisection) -> list[str]:
+    """What the result does not establish, whatever it shows."""
+    found = [
+        f"every statement is about this scenario's traffic and options, on this device "
+        f"({bisection.device}), with each {bisection.by}'s requirements as of its own day"
+    ]
+    if bisection.by == "release":
+        found.append("which change between the two releases is the cause is not said")
+    origins = dict.fromkeys(p.wheel.origin for p in bisection.points if p.wheel and p.wheel.origin)
+    found += [f"the wheels are a {origin}" for origin in origins if "third-party" in origin]
+    if bisection.repeat is None and not any(
+        side and side.posterior for side in (bisection.introduced, bisection.fixed)
+    ):
+        found.append(
+            "points away from the boundary were run once: a failure that comes and goes may have "
+            "been missed there (--repeat N)"
+        )
+    kinds = {p.fidelity for p in bisection.points if p.fidelity}
+    if kinds and not kinds & {Fidelity.GPU, Fidelity.LIVE}:
+        told = ", ".join(sorted(str(kind) for kind in kinds))
+        found.append(f"no run was as in production: fidelity {told}")
+    skipped = [p.name for p in bisection.points if p.verdict is PointVerdict.UNTESTABLE]
+    if skipped:
+        found.append(f"could not be tested and counts as nothing: {', '.join(skipped)}")
+    return found
+
+
+VERDICTS = {
+    Outcome.REPRODUCED: PointVerdict.BAD,
+    Outcome.NOT_REPRODUCED: PointVerdict.GOOD,
+    Outcome.DIFFERENT_FAILURE: PointVerdict.OTHER,
+}
+"""What a run says of its point; others say nothing."""
 ONCE_MORE = (Lost.INFRASTRUCTURE, Lost.TIMEOUT)
 """Tried again, once; an unloadable wheel stays one."""
 
@@ -75,22 +227,17 @@ class Bisecting(CellSearch[Bisection]):
             SearchOptions(options.confidence, options.repeat, options.linear),
             upcoming=self._announce,
         )
-        self._lines_left: list[Callable[[], None]] = [
-            self._start,
-            *(lambda d=d: self._side(d) for d in options.directions),
-        ]
+        self.works = [self._start, *(partial(self._side, d) for d in options.directions)]
 
     def standing(self) -> str:
         return f"{self.document.runs} runs of {len(self.field.points)} points"
 
     # ------------------------------------------------------------------ the search
 
-    def more(self) -> Callable[[], None] | None:
+    def more(self) -> Callable[[], object] | None:
         """The start; once it has ended the sides."""
-        begun = len(self.options.directions) + 1 - len(self._lines_left)
-        if not self._lines_left or (begun and not self._started):
-            return None
-        return self._lines_left.pop(0)
+        starting = len(self.works) == len(self.options.directions) and not self._started
+        return None if starting else super().more()
 
     _started = False
 
@@ -114,11 +261,11 @@ class Bisecting(CellSearch[Bisection]):
         self.write()
         text = f"{direction}: {side.explanation}"
         tone: Tone = "good" if side.verified else "unsure"
-        self.campaign.emit(FoundEvent(at=Moment.now(), text=text, tone=tone))
+        self.campaign.emit(FoundEvent(text=text, tone=tone))
 
     def _declared_failure(self, found: Found | None) -> list[str]:
         """What the scenario itself says of the other failure beyond the boundary."""
-        if found is None or found.beyond is None or found.ends_in is not Verdict.OTHER:
+        if found is None or found.beyond is None or found.ends_in is not PointVerdict.OTHER:
             return []
         release = self.field.points[found.beyond].release
         mitigations = frozenset(self.options.run.mitigations)
@@ -130,24 +277,24 @@ class Bisecting(CellSearch[Bisection]):
         far = self.field.far(direction)
         found = search(board, bad, direction, far)
         outermost = 0 if direction == "introduced" else len(self.field.points) - 1
-        if found.conclusion is not Conclusion.NO_BOUNDARY or far == outermost:
+        if found.conclusion is not SideConclusion.NO_BOUNDARY or far == outermost:
             return found
         name = self.field.points[far].name
         found = search(board, far, direction, outermost)
         found.notes.insert(0, f"{name} was said to be good, and has the failure: further out, then")
         return found
 
-    def _oracle(self, number: int) -> Verdict:
+    def _oracle(self, number: int) -> PointVerdict:
         """One more run of a point; after lost infrastructure a second one, and no third."""
         attempt = self._attempt(number, "confirm" if self._asked[number] else "planned")
         if attempt.lost in ONCE_MORE:
             attempt = self._attempt(number, "retry")
         if attempt.lost is Lost.USAGE and len(self._board.runs) == 0:
             raise UsageError(attempt.error or "mmrepro run refuses the command line.")
-        return Verdict.UNTESTABLE if attempt.outcome is None else VERDICTS[attempt.outcome]
+        outcome = attempt.outcome or Outcome.INCONCLUSIVE
+        return VERDICTS.get(outcome, PointVerdict.UNTESTABLE)
 
     def _attempt(self, number: int, role: Role) -> Attempt:
-        """A run that an earlier call made, else a new one."""
         point = self.field.points[number]
         self._asked[number] += 1
         what = point.commit[:12] or point.name
@@ -158,7 +305,6 @@ class Bisecting(CellSearch[Bisection]):
         return attempt
 
     def _note(self, number: int, attempt: Attempt) -> None:
-        """What the run says of its point."""
         point = self.field.points[number]
         point.verdict, point.why = verdict_of(point.runs)
         if (incident := self.incident(attempt)) is None:

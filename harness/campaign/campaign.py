@@ -2,7 +2,7 @@
 
 A policy says what a free place is to do next, and what follows from what was seen. All else is
 here, once: the places and their losses, the threads, the time, what is written when, how it ends,
-and who hears of it.
+and who hears of it: what happens is an event, to which progress, JSON lines and documents listen.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from mmrepro.campaign.events import (
-    Began as CampaignBegan,
+    CampaignBegan,
+    CampaignEnded,
     CampaignEvent,
-    Ended,
     Handler,
     Note,
     RunBegan,
 )
 from mmrepro.campaign.work import Began, Order, Place, Places
 from mmrepro.errors import MmreproError, NoPlaceLeft, PlaceLost
-from mmrepro.records import Moment, Record
+from mmrepro.records import Record
 
 POLL_S = 0.2
 WAIT_S = 60.0
@@ -99,8 +99,6 @@ class Policy(Protocol[DocumentT]):
 
 @dataclass(frozen=True)
 class _Worked:
-    """What an order's thread reports."""
-
     place: Place
     order: Order
     item: Began | Record | None = None
@@ -159,11 +157,7 @@ class Campaign(Generic[DocumentT]):
         policy = self.policy
         policy.begin(self)
         resume = policy.resume_command
-        self.emit(
-            CampaignBegan(
-                at=Moment.now(), kind=policy.kind, folder=str(policy.folder), resume=resume
-            )
-        )
+        self.emit(CampaignBegan(kind=policy.kind, folder=str(policy.folder), resume=resume))
         try:
             self._give()
         except BaseException as error:
@@ -189,14 +183,10 @@ class Campaign(Generic[DocumentT]):
 
     def began(self, began: Began, machine: str = "") -> None:
         what = began.what or began.id
-        self.emit(
-            RunBegan(
-                at=Moment.now(), what=what, index=began.index, role=began.role, machine=machine
-            )
-        )
+        self.emit(RunBegan(what=what, index=began.index, role=began.role, machine=machine))
 
     def note(self, text: str, *, passing: bool = False) -> None:
-        self.emit(Note(at=Moment.now(), text=text, passing=passing))
+        self.emit(Note(text=text, passing=passing))
 
     def fits(self, seconds: float) -> bool:
         """Whether a run that takes so long, begun now, is expected to end in time."""
@@ -211,9 +201,9 @@ class Campaign(Generic[DocumentT]):
             there = [p for p in self.places.there() if self._strikes[p.name] < STRIKES]
             names = {p.name for p in (*there, *(p for p, _ in self._busy.values()))}
             for place in there:
-                if id(place) not in self._busy:
-                    if (order := self.policy.order(place, names)) is None:
-                        continue
+                if id(place) in self._busy:
+                    continue
+                if (order := self.policy.order(place, names)) is not None:
                     self._start(place, order)
             if there or self._busy:
                 alone = time.monotonic()
@@ -231,9 +221,8 @@ class Campaign(Generic[DocumentT]):
                     self._take(self._worked.get_nowait())
 
     def _start(self, place: Place, order: Order) -> None:
-        thread = threading.Thread(
-            target=self._thread, args=(place, order), name=f"mmrepro-{place.name}"
-        )
+        name = f"mmrepro-{place.name}"
+        thread = threading.Thread(target=self._thread, args=(place, order), name=name)
         self._busy[id(place)] = place, thread
         thread.start()
 
@@ -263,7 +252,6 @@ class Campaign(Generic[DocumentT]):
             self._over(worked)
 
     def _over(self, worked: _Worked) -> None:
-        """An order has ended, one way or another."""
         place, order = worked.place, worked.order
         del self._busy[id(place)]
         began = self._began.pop(id(place), None)
@@ -323,8 +311,7 @@ class Campaign(Generic[DocumentT]):
     def _ended(self, state: State, failure: str) -> None:
         policy = self.policy
         self.emit(
-            Ended(
-                at=Moment.now(),
+            CampaignEnded(
                 kind=policy.kind,
                 folder=str(policy.folder),
                 state=state,
@@ -335,7 +322,6 @@ class Campaign(Generic[DocumentT]):
 
 
 def _ending(error: BaseException, resume: str) -> tuple[State, str]:
-    """The state of a campaign that ended so, and why."""
     if isinstance(error, KeyboardInterrupt):
         return State.INTERRUPTED, f"interrupted; to resume, run: {resume}"
     if isinstance(error, NoPlaceLeft):

@@ -22,10 +22,8 @@ Tone = Literal["good", "bad", "unsure", "soft"]
 
 
 class RunBegan(Record):
-    """A place makes a run."""
-
     event: Literal["run-began"] = "run-began"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     what: Annotated[str, Field(description="for people: '0.23.0', 'f1: what is left'")]
     index: Annotated[int, Field(description="which of its runs, from 1")]
     role: str = ""
@@ -37,7 +35,7 @@ class RunEnded(Record):
     """A run has ended, or an earlier call made it."""
 
     event: Literal["run-ended"] = "run-ended"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     what: str
     index: int
     role: str = ""
@@ -53,7 +51,7 @@ class Found(Record):
     """Something is established: a boundary, a finding, a cell's state."""
 
     event: Literal["found"] = "found"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     text: str
     tone: Tone = "bad"
 
@@ -62,22 +60,22 @@ class Note(Record):
     """What happens beside the runs: an environment is built, a machine is lost."""
 
     event: Literal["note"] = "note"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     text: str
     passing: Annotated[bool, Field(description="worth a line on a terminal only")] = False
 
 
-class Began(Record):
+class CampaignBegan(Record):
     event: Literal["began"] = "began"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     kind: Annotated[str, Field(description="'bisection', 'fuzz session'")]
     folder: str
     resume: Annotated[str, Field(description="the command that goes on with it")]
 
 
-class Ended(Record):
+class CampaignEnded(Record):
     event: Literal["ended"] = "ended"
-    at: Moment
+    at: Moment = Field(default_factory=Moment.now)
     kind: str
     folder: str
     state: str
@@ -86,7 +84,7 @@ class Ended(Record):
 
 
 CampaignEvent: TypeAlias = Annotated[
-    Began | RunBegan | RunEnded | Found | Note | Ended, Field(discriminator="event")
+    CampaignBegan | RunBegan | RunEnded | Found | Note | CampaignEnded, Field(discriminator="event")
 ]
 Handler = Callable[[CampaignEvent], object]
 
@@ -94,7 +92,6 @@ Handler = Callable[[CampaignEvent], object]
 def run_ended(
     what: str, attempt: Attempt, expected: Outcome | None = None, *, kept: bool = False
 ) -> RunEnded:
-    """The event of an attempt at a cell."""
     detail: str = ""
     tone: Tone = "soft"
     if attempt.outcome is None:
@@ -102,7 +99,6 @@ def run_ended(
     elif expected is not None and attempt.outcome is not expected:
         detail, tone = f"{expected} was expected", "bad"
     return RunEnded(
-        at=Moment.now(),
         what=what,
         index=attempt.index,
         role=attempt.role,

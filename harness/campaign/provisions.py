@@ -1,32 +1,134 @@
-"""What a night's runs need beside them: environments, fetched one ahead, and fork servers."""
+"""What a campaign's runs need beside them: environments, fetched one ahead, and fork servers; and
+a bound for what that adds to the disk.
+
+An environment's files are hard links into uv's cache, so removing it frees next to nothing: what
+counts is that uv's cache lets go of the packages as well.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from mmrepro.base.units import duration
-from mmrepro.campaign.child import Children, spawn
-from mmrepro.campaign.disk import Bound
-from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group
-from mmrepro.campaign.trial import TrialOptions, run_options, variables
+from mmrepro.base.units import duration, size
+from mmrepro.campaign.schedule import ASSUMED_BUILD_S, Group
+from mmrepro.campaign.trial import Children, TrialOptions, run_options, spawn, variables
 from mmrepro.engines import LaunchPlan
 from mmrepro.environments.build import existing, folder_of
 from mmrepro.environments.spec import Environment, EnvironmentSpec
+from mmrepro.environments.store import list_environments, prune, uv_cache_dir
+from mmrepro.environments.uv import UvFailed, run_uv
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Cell
-from mmrepro.machine.files import cache_root
+from mmrepro.machine.files import cache_root, environments_root, refuse_other_kinds, write_file
+from mmrepro.records import Record
 from mmrepro.run.options import StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import Starter, fork_server_spec, warm_root
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import free_port
 from mmrepro.supervise.warm import ForkServer, ForkServers, ForkServerSpec, Refused
+from pydantic import ValidationError
+
+
+class Kept(Record):
+    """What a campaign remembers of its disk, so that it can be gone on with."""
+
+    used_bytes: int
+    """On the disks of both caches, when the campaign began."""
+    built: list[str] = []
+    """Folders of the environments that it built and has not dropped, oldest first."""
+
+
+class Bound:
+    """Keeps the growth since the campaign's start below ``limit`` bytes.
+
+    Counted is what is used on the file systems of mmrepro's and uv's caches, whoever wrote it: the
+    bound is for the disk and not for a folder.
+    """
+
+    def __init__(self, limit: int, file: Path, *, used: Callable[[], int] | None = None) -> None:
+        self.limit = limit
+        self._file = file
+        self._used = used or used_bytes
+        try:
+            refuse_other_kinds(file)
+            self._kept = Kept.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError):
+            self._kept = Kept(used_bytes=self._used())
+            self._save()
+
+    @property
+    def growth(self) -> int:
+        """Bytes since the campaign's start."""
+        return self._used() - self._kept.used_bytes
+
+    def built(self, name: str) -> None:
+        """The campaign built the environment in that folder."""
+        self._kept.built.append(name)
+        self._save()
+
+    def make_room(self, needed: int, busy: frozenset[str]) -> str:
+        """Drop environments until ``needed`` bytes more are within the bound.
+
+        Args:
+            busy: folders that its cells still need.
+
+        Returns:
+            Why there is no room; "": there is.
+        """
+        for name in list(self._kept.built):
+            if self.growth + needed <= self.limit:
+                break
+            if name not in busy and drop(name):
+                self._kept.built.remove(name)
+                self._save()
+        if self.growth + needed <= self.limit:
+            return ""
+        return (
+            f"another environment, about {size(needed)}, does not fit into the "
+            f"{size(self.limit)} that --disk allows: {size(max(0, self.growth))} "
+            "were added since the campaign began"
+        )
+
+    def _save(self) -> None:
+        write_file(self._file, self._kept.model_dump_json() + "\n")
+
+
+def used_bytes() -> int:
+    """On the file systems of both caches, each counted once."""
+    devices: dict[int, int] = {}
+    for path in (environments_root(), uv_cache_dir() or cache_root()):
+        there = next(p for p in (path, *path.parents) if p.exists())
+        facts = os.statvfs(there)
+        devices[there.stat().st_dev] = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+    return sum(devices.values())
+
+
+def drop(name: str) -> bool:
+    """Remove an environment and what only it needs of uv's cache; False: it is in use.
+
+    uv forgets a package by its name. One goes if the environment had a version of it that no other
+    environment has; others keep their files, and a later build of them fetches that package anew.
+    """
+    stored = list_environments(sizes=False)
+    mine = {p for one in stored if one.path.name == name for p in one.manifest.packages}
+    others = {p for one in stored if one.path.name != name for p in one.manifest.packages}
+    done = prune(names=[name])
+    if any(kept == name for kept, _ in done.kept):
+        return False
+    if packages := sorted({p.partition("==")[0] for p in mine - others}):
+        with contextlib.suppress(UvFailed):  # that uv keeps the packages shows in the growth
+            run_uv(["cache", "clean", *packages])
+    return True
+
 
 NICE = 10
 """Of what fetches an environment ahead: the run beside it goes first."""
@@ -37,8 +139,14 @@ STOP_S = 10.0
 Say = Callable[[str], None]
 
 
+class _Server(NamedTuple):
+    parent: ForkServerSpec
+    plan: LaunchPlan
+    environment: Environment
+
+
 class Provisions:
-    """Fetches environments and keeps engines imported, for the groups of a night.
+    """Fetches environments and keeps engines imported, for the groups of a campaign.
 
     Nothing of it outlives this process, however that ends: builders are killed with it, and warm
     parents end when the pipe that it holds is closed.
@@ -76,10 +184,7 @@ class Provisions:
         Raises:
             KeyboardInterrupt: :meth:`stop` was called.
         """
-        spec = group.spec
-        if spec is None:
-            return ""
-        return self._have_now(spec, group.name)
+        return "" if group.spec is None else self._have_now(group.spec, group.name)
 
     def provide(self, spec: EnvironmentSpec, name: str, within_s: float) -> str:
         """Have that environment in ``within_s`` seconds.
@@ -93,7 +198,6 @@ class Provisions:
         return self._have_now(spec, name, within_s) or self._failed.get(_folder(spec), "")
 
     def failed(self, spec: EnvironmentSpec) -> bool:
-        """Whether its build has failed before."""
         return _folder(spec) in self._failed
 
     def seconds(self, group: Group) -> float:
@@ -103,10 +207,8 @@ class Provisions:
 
     def prefetch(self, group: Group) -> None:
         """Fetch the environment of a group that comes later, beside the runs; one at a time."""
-        spec = group.spec
-        if spec is None or (self._ahead is not None and self._ahead.is_alive()):
-            return
-        if existing(spec) is not None:
+        spec, busy = group.spec, self._ahead is not None and self._ahead.is_alive()
+        if spec is None or busy or existing(spec) is not None:
             return
         self._ahead = threading.Thread(
             target=self._have, args=(spec, group.name), kwargs={"nice": NICE}, daemon=True
@@ -226,14 +328,6 @@ class Provisions:
             except (MmreproError, OSError):
                 pass  # each run says so in its settings, and starts in another way
             return None
-
-
-class _Server(NamedTuple):
-    """What a cell's server needs."""
-
-    parent: ForkServerSpec
-    plan: LaunchPlan
-    environment: Environment
 
 
 def _folder(spec: EnvironmentSpec) -> str:

@@ -8,15 +8,34 @@ on with a search after a kill walks the same way again: runs that the journal ha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
+import mmrepro
 from greenlet import getcurrent, greenlet
-from mmrepro.campaign.campaign import STRIKES, Campaign
-from mmrepro.campaign.work import Began, Order, Place
+from mmrepro.campaign.campaign import STRIKES, Campaign, State
+from mmrepro.campaign.events import run_ended
+from mmrepro.campaign.schedule import Estimates, Group
+from mmrepro.campaign.trial import incident_in
+from mmrepro.campaign.work import Began, CellRun, Order, Place, lost
 from mmrepro.errors import PlaceLost
-from mmrepro.records import Record
+from mmrepro.history.ledger import History, Ledger
+from mmrepro.incident import Incident
+from mmrepro.incident.folder import new_folder, prepared
+from mmrepro.incident.ledger import LEDGER_FILE, Attempt, Cell, Night, NightState, Planned
+from mmrepro.incident.searches import SearchDocument
+from mmrepro.machine.files import Device, is_there
+from mmrepro.machine.host import host_facts
+from mmrepro.records import Moment, Record
+from mmrepro.run.key import gpu_models
+from mmrepro.run.options import SeveralRuns
+from mmrepro.scenario import Scenario
+from mmrepro.text.redact import Redactor
+from pydantic import ValidationError
 
 T = TypeVar("T")
 LineT = TypeVar("LineT", bound=Record)
@@ -29,8 +48,6 @@ class Spent(Exception):
 
 @dataclass(eq=False)
 class _Line:
-    """A line of work, and what it waits for."""
-
     greenlet: greenlet
     wants: Sequence[Began] = ()
     parts: list[_Line] = field(default_factory=list)
@@ -43,9 +60,10 @@ class Search(Generic[DocumentT, LineT]):
     A kind of search has, besides: ``kind``, ``folder``, ``resume_command``, ``end`` and
 
     - ``begin``, which takes in :attr:`done` what the journal holds, and calls this one's;
-    - :meth:`more`, :meth:`order_of`, :meth:`keep`.
+    - :meth:`order_of`, :meth:`keep`, and :attr:`works` or :meth:`more`.
 
     Attributes:
+        works: lines of work that are still to be begun, in their order.
         done: what is known of runs, by what is run and which run it is.
     """
 
@@ -53,16 +71,17 @@ class Search(Generic[DocumentT, LineT]):
 
     def __init__(self) -> None:
         self.done: dict[tuple[str, int], LineT] = {}
+        self.works: list[Callable[[], object]] = []
         self._lines: list[_Line] = []
         self._given: dict[int, tuple[Order, Began]] = {}
-        self._strikes: dict[tuple[str, int], int] = {}
+        self._strikes: Counter[tuple[str, int]] = Counter()
         self._spent = False
 
     # ------------------------------------------------------------------ what a search has
 
-    def more(self) -> Callable[[], None] | None:
+    def more(self) -> Callable[[], object] | None:
         """Another line of work for a place that is free; None: none now."""
-        raise NotImplementedError
+        return self.works.pop(0) if self.works else None
 
     def order_of(self, want: Began) -> Order:
         """What a place is told, to make that run."""
@@ -89,14 +108,13 @@ class Search(Generic[DocumentT, LineT]):
         Raises:
             Spent: there is no time for one of them.
         """
-        if any((w.id, w.index) not in self.done for w in wants):
+        if any(w.key not in self.done for w in wants):
             getcurrent().parent.switch(wants)
-        if self._spent and any((w.id, w.index) not in self.done for w in wants):
+        if self._spent and any(w.key not in self.done for w in wants):
             raise Spent
-        return [self.done[w.id, w.index] for w in wants]
+        return [self.done[w.key] for w in wants]
 
     def result(self, want: Began) -> LineT:
-        """As :meth:`results`, of one run."""
         return self.results([want])[0]
 
     def beside(self, works: Sequence[Callable[[], T]]) -> list[T]:
@@ -137,9 +155,7 @@ class Search(Generic[DocumentT, LineT]):
                 return None
 
     def waits(self) -> bool:
-        if self._spent or any(
-            (w.id, w.index) not in self.done for line in self._lines for w in line.wants
-        ):
+        if self._spent or any(w.key not in self.done for line in self._lines for w in line.wants):
             return True
         # Nobody has asked for more where no place is there yet.
         return self._begin_more()
@@ -160,15 +176,14 @@ class Search(Generic[DocumentT, LineT]):
 
     def lost(self, order: Order, loss: PlaceLost, began: Began | None, place: str) -> str:
         _, want = self._given.pop(id(order))
-        key = want.id, want.index
-        if key in self.done:
+        if want.key in self.done:
             return "What it had done is kept."
-        self._strikes[key] = self._strikes.get(key, 0) + 1
+        self._strikes[want.key] += 1
         line = self.lose(want, loss.message, place) if began is not None else None
         if line is not None:
             self.took(order, line)
             return "Its run is lost."
-        if self._strikes[key] >= STRIKES:
+        if self._strikes[want.key] >= STRIKES:
             raise loss
         return "Its run goes to others."
 
@@ -176,10 +191,10 @@ class Search(Generic[DocumentT, LineT]):
 
     def _open(self) -> tuple[_Line, Began] | None:
         """The oldest line's first wish that is neither met nor given to a place."""
-        given = {(want.id, want.index) for _, want in self._given.values()}
+        given = {want.key for _, want in self._given.values()}
         for line in self._lines:
             for want in line.wants:
-                if (want.id, want.index) not in self.done.keys() | given:
+                if want.key not in self.done.keys() | given:
                     return line, want
         return None
 
@@ -213,7 +228,7 @@ class Search(Generic[DocumentT, LineT]):
             self._switch(line)
 
     def _met(self, line: _Line) -> bool:
-        return all((w.id, w.index) in self.done for w in line.wants) and all(
+        return all(w.key in self.done for w in line.wants) and all(
             part.greenlet.dead for part in line.parts
         )
 
@@ -229,3 +244,195 @@ class Search(Generic[DocumentT, LineT]):
         self._spent = True
         self._switch(line)
         self._go_on()
+
+
+CellDocumentT = TypeVar("CellDocumentT", bound=SearchDocument)
+Write = Callable[[CellDocumentT, Path], object]
+
+
+class CellSearch(Search[CellDocumentT, Attempt]):
+    """What a search over cells does beside searching.
+
+    A kind has, besides: :meth:`standing`, :meth:`more`, :meth:`blank` and :meth:`check`.
+
+    Attributes:
+        night: names the campaign in the ledger.
+        root: new folders are below it.
+        parents: as of :class:`CellRun`.
+        going_on: options of the command that goes on, beside the folder.
+        cells: those that may be run, by id.
+        start: the cell that is run first.
+        dates: of commits, RFC 3339.
+        ahead: whose environment is worth fetching beside the next run.
+        document: valid, if partial, at every moment.
+    """
+
+    kind: str
+    night: str
+    root: ClassVar[str]
+    file: ClassVar[str]
+    model: type[CellDocumentT]
+    start: Cell
+    parents: ClassVar[int] = 1
+    going_on: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        options: SeveralRuns,
+        device: Device,
+        write: Write[CellDocumentT],
+        suffix: str,
+    ) -> None:
+        """
+        Args:
+            write: writes the documents below the folder, each time that they have grown.
+            suffix: ends the name of a new folder.
+        """
+        super().__init__()
+        self.scenario, self.device = scenario, device
+        self._asked_for, self._write_documents = options, write
+        self.cells: dict[str, Cell] = {}
+        self.dates: Mapping[str, str] = {}
+        self.ahead: Group | None = None
+        self._names: dict[str, str] = {}
+        self.folder = self._folder(options.out, suffix)
+        self.document = self.blank(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            created=Moment.now(),
+            state="interrupted",
+            failure=f"the {self.kind} has not ended; to resume, run: {self.resume_command}",
+            command=self.command(jobs=None, ray="", budget_s=None),
+            scenario=scenario.facts,
+            engine=scenario.engine,
+            device=device,
+            host=host_facts(gpu_models(device)),
+        )
+
+    @property
+    def resume_command(self) -> str:
+        return self.command(out=self.folder, **self.going_on)
+
+    def command(self, **changed: Any) -> str:
+        """The command that repeats it. A cluster's address is left out: others read documents."""
+        asked = self._asked_for
+        here = {"scenario": asked.scenario or self.scenario.name, "ray": asked.ray and "auto"}
+        return asked.command_line(**{**here, **changed})
+
+    # ------------------------------------------------------------------ what a kind has
+
+    def blank(self, **facts: Any) -> CellDocumentT:
+        """The document before anything is known; ``facts``: what every kind's has."""
+        raise NotImplementedError
+
+    def check(self, folder: Path, old: CellDocumentT | None) -> None:
+        """Look at a folder that holds something already; ``old``: its document, if it has one
+        that can be read.
+
+        Raises:
+            UnwritableOutput: it is not to be gone on with.
+        """
+        raise NotImplementedError
+
+    def night_of(self, history: History) -> str:
+        """The campaign's name in the ledger, one that is gone on with or a new one."""
+        return self.night
+
+    def closing(self) -> None:
+        """Do what is still to be done, however it ends; the document is written afterwards."""
+
+    # ------------------------------------------------------------------ within a line of work
+
+    def attempt(self, want: Began) -> Attempt:
+        """That run, made now or by an earlier call, which is reported."""
+        kept = want.key in self.done
+        attempt = self.result(want)
+        if kept:
+            self.campaign.emit(run_ended(want.what, attempt, kept=True))
+        return attempt
+
+    def incident(self, attempt: Attempt) -> Incident | None:
+        return incident_in(self.folder / attempt.incident) if attempt.incident else None
+
+    def write(self) -> None:
+        self._write_documents(Redactor().redact_model(self.document), self.folder)
+
+    def group(self, cell: Cell) -> Group:
+        planned = Planned(night=self.night, cell=cell)
+        date = self.dates.get(cell.commit, "")
+        return Group(cell.engine, cell.release, cell.device, cell.commit, (planned,), date)
+
+    # ------------------------------------------------------------------ asked by the campaign
+
+    def begin(self, campaign: Campaign[CellDocumentT]) -> None:
+        super().begin(campaign)
+        self._ledger = Ledger(self.folder)
+        self.night = self.night_of(self._ledger.history)
+        before = self._ledger.history.find(self.night)
+        if before is not None:
+            self.done = {(a.cell, a.index): a for a in before.attempts}
+        self._night = Night(
+            id=self.night,
+            created=before.night.created if before else Moment.now(),
+            command=self.resume_command,
+            mmrepro_version=mmrepro.__version__,
+            host=self.document.host,
+        )
+        self._ledger.append(self._night)
+        self._estimates = Estimates(self._ledger.history)
+        # All cells share its scenario and device: by these a cluster's machines are chosen.
+        campaign.places.expect([self.group(self.start)])
+
+    def order_of(self, want: Began) -> Order:
+        group = self.group(self.cells[want.id])
+        if want.id not in self._ledger.history.night(self.night).planned:
+            self._ledger.append(group.cells[0])
+        self._names[want.id] = want.what
+        ahead, self.ahead = self.ahead, None
+        return CellRun(self.night, group, want, self.parents, ahead=ahead)
+
+    def keep(self, line: Attempt) -> tuple[str, int]:
+        self._ledger.append(line)
+        if line.outcome is not None:
+            self._estimates.note(self.cells[line.cell], line.seconds)
+        self.campaign.emit(run_ended(self._names[line.cell], line))
+        return line.cell, line.index
+
+    def lose(self, want: Began, why: str, place: str) -> Attempt:
+        return lost(self.night, want, why, place)
+
+    def affords(self, want: Began) -> bool:
+        return self.campaign.fits(self._estimates.of(self.cells[want.id])[0])
+
+    def end(self, state: State, failure: str) -> CellDocumentT:
+        made, out_of_time = self.document, state is State.OUT_OF_TIME
+        try:
+            self.closing()
+            made.state = "interrupted" if out_of_time else state.value  # type: ignore[assignment]
+            if out_of_time:
+                failure = f"its time is over; to resume, run: {self.resume_command}"
+            made.failure, made.finished = failure, Moment.now()
+            self.write()
+            if state is not State.FAILED:
+                marked = NightState.COMPLETE if state is State.COMPLETE else NightState.INTERRUPTED
+                update = {"state": marked, "finished": Moment.now()}
+                self._ledger.append(self._night.model_copy(update=update))
+        finally:
+            self._ledger.close()
+        return made
+
+    # ------------------------------------------------------------------ the folder
+
+    def _folder(self, out: Path | None, suffix: str) -> Path:
+        """A new one, or the one of the same search that is to be gone on with."""
+        if out is None:
+            return prepared(new_folder(self.root, self.scenario.full_name, suffix))
+        file = out / self.file
+        if is_there(file) or is_there(out / LEDGER_FILE):
+            try:
+                old = self.model.model_validate_json(file.read_bytes())
+            except (OSError, ValidationError):
+                old = None
+            self.check(out, old)
+        return prepared(out)

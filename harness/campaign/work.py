@@ -1,4 +1,4 @@
-"""What a place is told to do, and the doing of it, run by run.
+"""What a place is told to do, and the doing of it, run by run; this machine's places.
 
 The same here and on another machine: an order goes there, what began and what came of it comes
 back. Nothing in here knows the journal.
@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from mmrepro.campaign.child import Children
-from mmrepro.campaign.groups import Estimates, Group
-from mmrepro.campaign.schedule import Next, Schedule
+from mmrepro.campaign.schedule import Estimates, Group, Next, Schedule
+from mmrepro.campaign.trial import Children, Trials
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
 from mmrepro.play.players import Players
 from mmrepro.records import Moment, Record
+
+if TYPE_CHECKING:
+    from mmrepro.campaign.provisions import Provisions
 
 INCIDENTS = "incidents"
 
@@ -42,34 +43,13 @@ class Began(NamedTuple):
     role: Role = "planned"
     what: str = ""
 
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.id, self.index
+
 
 Working: TypeAlias = Generator[Began | Record, None, None]
 """Each run as it begins, and what came of it. Closed, it leaves nothing behind."""
-
-
-class Runner(Protocol):
-    """Runs cells: `Trials`."""
-
-    def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
-    ) -> Attempt: ...
-
-    def stop(self) -> None: ...
-
-
-class Providing(Protocol):
-    """What runs need beside them: `Provisions`."""
-
-    def expect(self, groups: Sequence[Group]) -> None: ...
-    def prepare(self, group: Group) -> str: ...
-    def prefetch(self, group: Group) -> None: ...
-    def warm(self, runs: Sequence[tuple[Cell, int]]) -> contextlib.AbstractContextManager[None]: ...
-    def seconds(self, group: Group) -> float: ...
-    def done(self, group: Group) -> None: ...
-    def provide(self, spec: EnvironmentSpec, name: str, within_s: float) -> str: ...
-    def failed(self, spec: EnvironmentSpec) -> bool: ...
-    def stop(self) -> None: ...
-    def join(self) -> None: ...
 
 
 @dataclass
@@ -82,8 +62,8 @@ class Here:
         players: what replays cases here. Places on one machine share them.
     """
 
-    trials: Runner
-    provisions: Providing
+    trials: Trials
+    provisions: Provisions
     machine: str = ""
     children: Children = field(default_factory=Children)
     clock: Callable[[], float] = time.time
@@ -217,7 +197,6 @@ class _OfCells:
         return Attempt(**made, lost=Lost.INFRASTRUCTURE, error=why)
 
     def run(self, cell: Cell, began: Began, here: Here, root: Path) -> Attempt:
-        """Into a folder that is new."""
         folder = root / self.folder(began)
         # Of a run that was killed before the ledger heard of it.
         shutil.rmtree(folder, ignore_errors=True)
@@ -270,19 +249,25 @@ class CellsUntilWhole(_OfCells):
     def carry_out(self, here: Here, root: Path) -> Working:
         """Have the environment, then run each cell until it is whole or there is no time.
 
-        The provisions were told to :meth:`~Providing.expect` the group; they are told that it is
-        done.
+        The provisions expect the group; here they learn that it is done.
 
         Raises:
             KeyboardInterrupt: trials or provisions were stopped.
         """
-        state, provisions = _State(self), here.provisions
+        provisions = here.provisions
+        schedule = Schedule(self.repeat, self.confirm, self.before)
+        cells = self.group.cells
+        made = {p.cell.id: list(self.attempts.get(p.cell.id, ())) for p in cells}
+        measured = Estimates(History())
 
         def fits(cell: Cell, first_s: float = 0.0) -> bool:
-            return self.until is None or here.clock() + first_s + state.seconds(cell) <= self.until
+            known = self.seconds.get(cell.id)
+            seconds = measured.of(cell)[0] if known is None else known
+            return self.until is None or here.clock() + first_s + seconds <= self.until
 
         def whole(planned: Planned, why: str) -> Working:
-            while (coming := state.next(planned)) is not None and not here.stopped():
+            attempts = made[planned.cell.id]
+            while (coming := schedule.next(attempts, planned)) is not None and not here.stopped():
                 if not why and not fits(planned.cell):
                     return
                 began = began_of(planned, coming)
@@ -291,52 +276,23 @@ class CellsUntilWhole(_OfCells):
                     attempt = lost(self.night, began, why, here.machine)
                 else:
                     attempt = self.run(planned.cell, began, here, root)
-                state.note(planned, attempt)
+                attempts.append(attempt)
+                if attempt.outcome is not None:
+                    measured.note(planned.cell, attempt.seconds)
                 yield attempt
 
         fetched_s = provisions.seconds(self.group)
-        if any(fits(planned.cell, fetched_s) for planned in self.group.cells):
+        if any(fits(planned.cell, fetched_s) for planned in cells):
             why = provisions.prepare(self.group)
-            if why:
-                runs: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            else:
-                if self.ahead is not None and fits(self.ahead.cells[0].cell):
-                    provisions.prefetch(self.ahead)
-                runs = provisions.warm([(p.cell, state.left(p)) for p in self.group.cells])
-            with runs:
-                for planned in self.group.cells:
+            with contextlib.ExitStack() as warm:
+                if not why:
+                    if self.ahead is not None and fits(self.ahead.cells[0].cell):
+                        provisions.prefetch(self.ahead)
+                    runs = [(p.cell, schedule.left(made[p.cell.id], p)) for p in cells]
+                    warm.enter_context(provisions.warm(runs))
+                for planned in cells:
                     yield from whole(planned, why)
         provisions.done(self.group)
-
-
-class _State:
-    """How an order stands: its attempts of before, and those made since."""
-
-    def __init__(self, order: CellsUntilWhole) -> None:
-        self.order = order
-        self._schedule = Schedule(order.repeat, order.confirm, order.before)
-        names = [planned.cell.id for planned in order.group.cells]
-        self._attempts = {name: list(order.attempts.get(name, ())) for name in names}
-        self._measured = Estimates(History())
-
-    def next(self, planned: Planned) -> Next | None:
-        """The next run of a cell; None: it is whole."""
-        return self._schedule.next(self._attempts[planned.cell.id], planned)
-
-    def left(self, planned: Planned) -> int:
-        """Runs of a cell that are still to be made, if nothing surprises."""
-        return self._schedule.left(self._attempts[planned.cell.id], planned)
-
-    def note(self, planned: Planned, attempt: Attempt) -> None:
-        """Another run of that cell has ended."""
-        self._attempts[planned.cell.id].append(attempt)
-        if attempt.outcome is not None:
-            self._measured.note(planned.cell, attempt.seconds)
-
-    def seconds(self, cell: Cell) -> float:
-        """What a run of it takes, about."""
-        known = self.order.seconds.get(cell.id)
-        return self._measured.of(cell)[0] if known is None else known
 
 
 class Place(Protocol):
@@ -378,7 +334,6 @@ class Places(Protocol):
 
 
 def began_of(planned: Planned, coming: Next) -> Began:
-    """That run of a cell."""
     what = f"{planned.cell.row} on {planned.cell.release or planned.cell.commit[:12]}"
     return Began(planned.cell.id, coming.number, coming.role, what)
 
@@ -396,3 +351,52 @@ def lost(night: str, began: Began, why: str, machine: str = "") -> Attempt:
         error=why,
         machine=machine,
     )
+
+
+class LocalPlaces:
+    """``jobs`` places on this machine, which share its environments and fork servers."""
+
+    def __init__(
+        self,
+        trials: Trials,
+        provisions: Provisions,
+        jobs: int = 1,
+        machine: str = "",
+        clock: Callable[[], float] = time.time,
+        players: Players | None = None,
+    ) -> None:
+        """``machine``: its label in the ledger; ``players``: others than the usual ones."""
+        children, shared = Children(), players or Players()
+        self._places = [
+            _Place(Here(trials, provisions, machine, children, clock, shared)) for _ in range(jobs)
+        ]
+        self._here = self._places[0].here
+
+    def there(self) -> Sequence[_Place]:
+        return self._places
+
+    def expect(self, groups: Sequence[Group]) -> None:
+        self._here.provisions.expect(groups)
+
+    def stop(self) -> None:
+        self._here.stop()
+
+    def join(self) -> None:
+        for place in self._places:
+            place.here.leave()
+        self._here.players.end()
+        self._here.provisions.join()
+
+
+class _Place:
+    name = ""
+
+    def __init__(self, here: Here) -> None:
+        self.here = here
+
+    def has(self, group: Group) -> bool:
+        """Not asked: on one machine the environments come in the order of the plan."""
+        return False
+
+    def work(self, order: Order, root: Path) -> Working:
+        return order.carry_out(self.here, root)

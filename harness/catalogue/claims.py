@@ -22,8 +22,6 @@ VERSION: Final = 1
 
 
 class Judgement(Record):
-    """What one recorded run said of a claim."""
-
     status: ClaimStatus
     observed: str
     release: str
@@ -53,8 +51,6 @@ class JudgedClaim(Record):
 
 
 class Claims(Record):
-    """The data file."""
-
     schema_version: Literal[1] = VERSION
     claims: list[JudgedClaim]
 

@@ -34,8 +34,6 @@ ON_GPU: Final = (Fidelity.GPU, Fidelity.GPU_STAND_IN)
 
 
 class RecordedRun(Record):
-    """One run that reached a verdict."""
-
     scenario: str
     variant: str = ""
     engine: str
@@ -64,8 +62,6 @@ class RecordedRun(Record):
 
 
 class RecordedRuns(Record):
-    """The data file."""
-
     schema_version: Literal[1] = VERSION
     runs: list[RecordedRun]
 

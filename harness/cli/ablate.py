@@ -11,7 +11,7 @@ from mmrepro.cli.options import command
 from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
-    from mmrepro.ablate.plan import AblationPlan
+    from mmrepro.ablate.session import AblationPlan
     from rich.console import Console
 
 
@@ -25,8 +25,7 @@ def ablate(asked: AblateCommand) -> None:
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
-    from mmrepro.ablate.plan import plan
-    from mmrepro.ablate.session import Ablating
+    from mmrepro.ablate.session import Ablating, plan
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, finish
     from mmrepro.cli.console import console_for, emit

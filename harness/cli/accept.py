@@ -17,7 +17,7 @@ from mmrepro.cli.options import command
 from mmrepro.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from mmrepro.accept.steps import Part
+    from mmrepro.accept.judging import Part
     from mmrepro.incident.acceptance import Acceptance
     from mmrepro.machine.files import Device
     from mmrepro.machine.gpu import Choice

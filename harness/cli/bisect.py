@@ -25,8 +25,7 @@ def bisect(asked: BisectCommand) -> None:
 
     Example:  mmrepro bisect ghost-key-eviction --find both
     """
-    from mmrepro.bisect.plan import plan
-    from mmrepro.bisect.points import field_of
+    from mmrepro.bisect.plan import field_of, plan
     from mmrepro.bisect.session import Bisecting
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, finish

@@ -12,9 +12,9 @@ import typer
 from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import Campaign, Policy
 from mmrepro.campaign.events import (
-    Began,
+    CampaignBegan,
+    CampaignEnded,
     CampaignEvent,
-    Ended,
     Found,
     Note,
     RunBegan,
@@ -26,7 +26,6 @@ from mmrepro.campaign.work import Places
 from mmrepro.cli.building import Sparse
 from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.progress import LiveView
-from mmrepro.records import Moment
 from mmrepro.reports.documents import Kind
 from mmrepro.reports.terminal import TONES
 from mmrepro.text.sanitize import one_line
@@ -96,7 +95,7 @@ def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> 
 
 def note(text: str) -> Note:
     """For what happens beside the runs."""
-    return Note(at=Moment.now(), text=text, passing=True)
+    return Note(text=text, passing=True)
 
 
 class CampaignProgress(LiveView):
@@ -134,7 +133,7 @@ class CampaignProgress(LiveView):
                     self._latest = one_line(event.text, 200)
             case Note():
                 self._line(Text(one_line(event.text, 400), style="bold" * (not event.passing)))
-            case Began() | Ended():
+            case CampaignBegan() | CampaignEnded():
                 pass
 
     def _line(self, line: Text) -> None:

@@ -121,8 +121,8 @@ def watch(asked: WatchCommand) -> None:
     from functools import partial
 
     from mmrepro.reports import write_reports
-    from mmrepro.watch.build import diagnosed, watch_of
     from mmrepro.watch.health import Health
+    from mmrepro.watch.loop import diagnosed, watch_of
     from mmrepro.watch.server import WatchServer, parse_address
 
     address = parse_address(asked.http) if asked.http else None

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mmrepro.campaign.provisions import Say
     from mmrepro.campaign.work import Places
     from mmrepro.cluster.where import Where
+    from mmrepro.history.concerns import Quarantine
     from mmrepro.history.ledger import History, Ledger, NightRuns
-    from mmrepro.history.quarantine import Quarantine
     from mmrepro.incident.ledger import Night, Planned
-    from mmrepro.matrix.file import MatrixFile, Settings
+    from mmrepro.matrix.options import MatrixFile
     from mmrepro.matrix.plan import DryRun
     from rich.console import Console
 
@@ -35,9 +35,9 @@ app = typer.Typer(
 
 
 def quarantine_of(path: Path | None) -> Quarantine:
-    from mmrepro.history.quarantine import Quarantine, load
+    from mmrepro.history.concerns import Quarantine, load_quarantine
 
-    return load(path) if path is not None else Quarantine()
+    return load_quarantine(path) if path is not None else Quarantine()
 
 
 # ---------------------------------------------------------------- mmrepro matrix run
@@ -63,13 +63,13 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     from mmrepro.cluster.where import placed
     from mmrepro.history.ledger import Ledger, read
     from mmrepro.incident.ledger import LEDGER_FILE
-    from mmrepro.matrix.asked import night_of, planned_of
-    from mmrepro.matrix.file import MatrixFile, load
-    from mmrepro.matrix.nights import begin, unfinished
+    from mmrepro.matrix.options import MatrixFile, load
+    from mmrepro.matrix.plan import night_of, planned_of
+    from mmrepro.matrix.session import begin, unfinished
 
     asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
-    settings = asked.settings.over(given.matrix)
-    folder = Path(settings.out or DEFAULT_OUT)
+    settings = asked.over(given.matrix)
+    folder = settings.out or Path(DEFAULT_OUT)
     console = console_for(asked)
     if asked.resume and (asked.scenarios or asked.night or asked.shard):
         raise UsageError(
@@ -82,8 +82,8 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
     night = night_of(asked, settings)
-    jobs = asked.settings.jobs if settings.ray else settings.jobs
-    with placed(jobs, settings.ray or "") as where, Ledger(folder) as ledger:
+    jobs = asked.jobs if settings.ray else settings.jobs
+    with placed(jobs, settings.ray) as where, Ledger(folder) as ledger:
         runs = unfinished(ledger) if asked.resume else begin(ledger, night, planned)
         if runs is not None:
             for note in notes:
@@ -104,7 +104,7 @@ def _run(
     runs: NightRuns,
     asked: MatrixRunCommand,
     given: MatrixFile,
-    settings: Settings,
+    settings: MatrixRunCommand,
     where: Where,
     notes: Sequence[str],
     console: Console,
@@ -112,15 +112,13 @@ def _run(
     from mmrepro.cli.campaign import conduct
     from mmrepro.errors import NoPlaceLeft
     from mmrepro.incident.ledger import NightState
-    from mmrepro.matrix.measured import Measured
-    from mmrepro.matrix.nights import night_options
-    from mmrepro.matrix.session import Nightly, Slicing
+    from mmrepro.matrix.session import Measured, Nightly, Slicing, night_options
     from mmrepro.reports.nightly import write_night
 
     again, folder = asked.resumed(ledger.folder), ledger.folder
     options = night_options(settings, runs.night.machine)
     excused = _excused(settings, runs, console)
-    slicing = Slicing(sliced=where.cluster is not None, build_s=Measured().build_s)
+    slicing = Slicing(Measured().build_s) if where.cluster is not None else None
     policy = Nightly(ledger, runs, slicing, again)
 
     def places(say: Say) -> Places:
@@ -130,7 +128,7 @@ def _run(
             device=max((planned.cell.device for planned in runs.planned.values()), default="cpu"),
             disk=settings.disk,
             kept=folder / f".disk-{runs.night.id}.json",
-            needs=given.cluster.model_dump(),
+            needs=given.cluster,
         )
 
     idle = not policy.todo and runs.night.state is NightState.COMPLETE
@@ -161,7 +159,7 @@ class Ended:
 
 
 def _print_ended(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
-    from mmrepro.matrix.ending import exit_code
+    from mmrepro.matrix.session import exit_code
     from mmrepro.reports.blocks import count
     from mmrepro.reports.night_json import night_document
     from mmrepro.reports.nightly import HTML_FILE, NightView, compose
@@ -200,22 +198,24 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def _excused(settings: Settings, runs: NightRuns, console: Console) -> Quarantine:
-    loaded = quarantine_of(Path(settings.quarantine) if settings.quarantine else None)
+def _excused(settings: MatrixRunCommand, runs: NightRuns, console: Console) -> Quarantine:
+    loaded = quarantine_of(settings.quarantine)
     for warning in loaded.warnings(list(runs.cells.values()), runs.night.created.wall):
         _line(console, warning, "yellow")
     return loaded
 
 
 def _dry_run(
-    asked: MatrixRunCommand, given: MatrixFile, settings: Settings, folder: Path, console: Console
+    asked: MatrixRunCommand,
+    given: MatrixFile,
+    settings: MatrixRunCommand,
+    folder: Path,
+    console: Console,
 ) -> ExitCode:
-    from mmrepro.campaign.groups import Estimates
-    from mmrepro.campaign.schedule import left
+    from mmrepro.campaign.schedule import Estimates, Schedule
     from mmrepro.history.ledger import History, read
     from mmrepro.incident.ledger import LEDGER_FILE, NightState
-    from mmrepro.matrix.asked import night_of, planned_of
-    from mmrepro.matrix.plan import dry_run
+    from mmrepro.matrix.plan import dry_run, night_of, planned_of
 
     history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
     notes: list[str] = []
@@ -232,7 +232,7 @@ def _dry_run(
 
     def to_run(one: Planned) -> int:
         attempts = runs.attempts_of(one.cell.id) if runs is not None else []
-        return left(attempts, one, repeat=night.repeat, confirm=night.confirm)
+        return Schedule(night.repeat, night.confirm).left(attempts, one)
 
     made = dry_run(night.id, cells, to_run, Estimates(history), notes, night.shard)
     if asked.json:

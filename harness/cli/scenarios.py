@@ -60,8 +60,7 @@ def list_scenarios(asked: ListCommand) -> None:
         _alive(names, asked.ledger, as_json=asked.json, full=asked.full)
         return
     if markdown:
-        from mmrepro.catalogue.page import page
-        from mmrepro.catalogue.standing import known
+        from mmrepro.catalogue.standing import known, page
 
         failures, broken = known(_recorded(asked.ledger), names)
         for error in broken.values():

@@ -10,24 +10,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mmrepro.campaign.child import GRACE_S
-from mmrepro.campaign.groups import Group
+from mmrepro.campaign.schedule import Group
+from mmrepro.campaign.trial import GRACE_S
 from mmrepro.campaign.work import Began, Order, Working
-from mmrepro.cluster import inherited, remote
-from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said
-from mmrepro.cluster.transport import unpacked
+from mmrepro.cluster import remote
+from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, unpacked
 from mmrepro.environments.build import folder_of
-from mmrepro.errors import (
-    InfrastructureError,
-    MmreproError,
-    NoPlaceLeft,
-    PlaceLost,
-    UsageError,
-)
+from mmrepro.errors import InfrastructureError, MmreproError, NoPlaceLeft, PlaceLost, UsageError
+from mmrepro.matrix.options import Cluster
 from pydantic import ValidationError
 
 TOKEN: Final = "engine_host"  # noqa: S105
@@ -48,15 +41,6 @@ CARRIED_S = 300.0
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a machine has to give to each order. ``gpus`` are for groups on a GPU only."""
-
-    cpus: float = 1.0
-    gpus: float = 1.0
-    memory: int = 0
-
-
 class Machines:
     """Those of a cluster that have the resource ``engine_host``.
 
@@ -65,10 +49,10 @@ class Machines:
     """
 
     def __init__(
-        self, ray: Any, outfit: Outfit, needs: Needs | None = None, say: Say | None = None
+        self, ray: Any, outfit: Engines, needs: Cluster | None = None, say: Say | None = None
     ) -> None:
         """``ray``: :func:`connected`."""
-        self._ray, self._outfit, self._needs = ray, outfit, needs or Needs()
+        self._ray, self._outfit, self._needs = ray, outfit, needs or Cluster()
         self._say = say or (lambda text: None)
         self._lock = threading.Lock()
         self._scenarios: list[str] = []
@@ -159,7 +143,8 @@ class Machines:
             if why := self._lacks(resources):
                 self._leave_out(node, self._label(nodes, node), why)
             else:
-                self._greetings[node] = self._greet(node)
+                asked = self._task(remote.greet, node, num_cpus=0).remote(self._scenarios)
+                self._greetings[node] = asked
         for node, greeting in list(self._greetings.items()):
             if self._ray.wait([greeting], timeout=0)[0]:
                 del self._greetings[node]
@@ -177,16 +162,12 @@ class Machines:
     def _lacks(self, resources: Mapping[str, float]) -> str:
         wanted = {"CPU": self._needs.cpus, "GPU": self._gpus, "memory": self._needs.memory}
         for name, number in wanted.items():
-            if resources.get(name, 0.0) < number:
-                has = f"{resources.get(name, 0.0):g}"
-                return f"a run asks for {number:g} of Ray's {name}, and it has {has}"
+            if (has := resources.get(name, 0.0)) < number:
+                return f"a run asks for {number:g} of Ray's {name}, and it has {has:g}"
         return ""
 
     def _label(self, nodes: Mapping[str, Any], node: str) -> str:
         return label(nodes[node], [other for name, other in nodes.items() if name != node])
-
-    def _greet(self, node: str) -> Any:
-        return self._task(remote.greet, node, num_cpus=0).remote(self._scenarios)
 
     def _greeted(self, node: str, name: str, greeting: Any) -> None:
         try:
@@ -230,7 +211,6 @@ class Machines:
         return stream
 
     def carry_out(self, machine: Machine, order: Order, root: Path) -> Working:
-        """As :meth:`Machine.work`."""
         try:
             stream = self._begin(machine, order)
         except TypeError as error:
@@ -286,16 +266,10 @@ class Machines:
 
 
 class Machine:
-    """One node of the cluster."""
-
     def __init__(self, cluster: Machines, node: str, name: str, environments: set[str]) -> None:
         """``environments``: folders of those that it has."""
-        self.node = node
-        self._cluster, self._name, self._environments = cluster, name, environments
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self.node, self.name = node, name
+        self._cluster, self._environments = cluster, environments
 
     def has(self, group: Group) -> bool:
         spec = group.spec
@@ -426,4 +400,4 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        inherited.plain_signals()
+        remote.plain_signals()

@@ -1,34 +1,187 @@
 """What runs in a Ray worker: an order is worked on, and what comes of it is sent, run by run.
 
 Nothing here imports Ray: these functions are Ray's tasks, and can be called without it.
+
+A Ray worker has variables of Ray's own, an OMP_NUM_THREADS that Ray works out from ``num_cpus``, a
+blocked SIGINT, and with Ray's subreaper on an ignored SIGCHLD: ``waitpid`` then knows no exit code,
+and every child seems to have ended with 0. Children inherit all of that, over ``exec`` too. Here a
+run is to find what it finds anywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import queue
 import shutil
+import signal
+import tarfile
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import mmrepro
+import psutil
 from filelock import FileLock, Timeout
-from mmrepro.campaign.disk import Bound
-from mmrepro.campaign.provisions import Provisions
+from mmrepro.base import units
+from mmrepro.campaign.provisions import Bound, Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Began, Here, Order
-from mmrepro.cluster import inherited
-from mmrepro.cluster.transport import NotCarried, packed
 from mmrepro.errors import MmreproError
-from mmrepro.machine.files import cache_root, digest, environments_root, folders_in
+from mmrepro.machine.files import (
+    VISIBLE,
+    cache_root,
+    digest,
+    environments_root,
+    folders_in,
+    hidden,
+    nvidia_driver,
+)
 from mmrepro.records import Record
 from mmrepro.run.key import code_digest, folder_of
 from mmrepro.scenario.registry import load_scenario
+
+RAYS_PREFIX = "RAY_"
+RAYS_OWN = frozenset(
+    {
+        "SPT_NOENV",  # setproctitle, by which Ray names its processes
+        "PYTHONUNBUFFERED",  # set for the raylet
+        "PYTHONBREAKPOINT",
+    }
+)
+
+
+def started_with(pid: int | None = None) -> dict[str, str] | None:
+    """The variables with which a process was started: Ray sets its own ones later.
+
+    None: they cannot be read.
+    """
+    try:
+        return psutil.Process(pid).environ()
+    except psutil.Error:
+        return None
+
+
+def variables(
+    now: Mapping[str, str],
+    started: Mapping[str, str] | None,
+    device: Literal["cpu", "cuda"] | str,
+    *,
+    driver: bool | None = None,
+) -> dict[str, str]:
+    """Those that a shell on the machine would have, for runs on ``device``.
+
+    Args:
+        now: the worker's, where Ray has put the GPUs that it gives.
+        started: those it was started with, by which the user's own OMP_NUM_THREADS is told from
+            Ray's; None: not known, and there is none of the user's.
+        driver: whether the machine has an NVIDIA driver; None: it is looked for.
+    """
+    base = {n: v for n, v in now.items() if n != "OMP_NUM_THREADS"} if started is None else started
+    kept = {n: v for n, v in base.items() if not n.startswith(RAYS_PREFIX) and n not in RAYS_OWN}
+    kept.pop(VISIBLE, None)
+    if device == "cuda":
+        if (given := now.get(VISIBLE)) is not None:
+            kept[VISIBLE] = normalised(given)
+    elif nvidia_driver() if driver is None else driver:
+        kept[VISIBLE] = ""
+    return kept
+
+
+def normalised(mask: str) -> str:
+    """CUDA_VISIBLE_DEVICES in one order, however Ray lists the GPUs that it gives."""
+    if hidden(mask):
+        return ""
+    entries = {entry.strip() for entry in mask.split(",")} - {""}
+    return ",".join(sorted(entries, key=lambda e: (not e.isdigit(), int(e) if e.isdigit() else e)))
+
+
+def plain_signals() -> None:
+    """Signals as a shell leaves them, for children that this thread starts. In the main thread."""
+    # Said even where Python believes that it is so: Ray ignores SIGCHLD behind its back.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    plain_mask()
+
+
+def plain_mask() -> None:
+    """No signal is blocked, in this thread and in what it starts."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+LIMIT_BYTES = 512 << 20
+"""Of an incident's files together. One of a usual run has less than 10 MiB."""
+LIMIT_FILES = 20_000
+
+
+class NotCarried(MmreproError):
+    """An incident that cannot be brought."""
+
+
+def packed(folder: Path, limit: int = LIMIT_BYTES) -> bytes:
+    """Its files and folders; no links, sockets or devices.
+
+    Raises:
+        NotCarried: it is too large, or cannot be read.
+    """
+    try:
+        size = sum(path.lstat().st_size for path in folder.rglob("*"))
+        if size > limit:
+            raise NotCarried(
+                f"Its incident has {units.size(size)}; up to {units.size(limit)} are brought."
+            )
+        target = io.BytesIO()
+        with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as tar:
+            tar.add(folder, arcname=".", filter=_plain)
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise NotCarried(f"Its incident could not be read: {why}.") from error
+    return target.getvalue()
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Without names of users and machines' ids; None: it is left out."""
+    if not (member.isreg() or member.isdir()):
+        return None
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def unpacked(data: bytes, folder: Path, limit: int = LIMIT_BYTES) -> None:
+    """Put it at ``folder``, in place of what is there.
+
+    Raises:
+        NotCarried: it is no such archive, too large, or would be written elsewhere; ``folder`` is
+            not there then.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    coming = folder.with_name(f"{folder.name}.coming")
+    shutil.rmtree(coming, ignore_errors=True)
+    try:
+        coming.mkdir(parents=True)
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
+            _bounded(tar, limit)
+            tar.extractall(coming, filter="data")
+        coming.rename(folder)
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise NotCarried(f"Its incident did not arrive whole: {why}.") from error
+    finally:
+        shutil.rmtree(coming, ignore_errors=True)
+
+
+def _bounded(tar: tarfile.TarFile, limit: int) -> None:
+    size = number = 0
+    for member in tar:
+        size, number = size + member.size, number + 1
+        if size > limit or number > LIMIT_FILES:
+            raise NotCarried("Its incident is too large.")
+
 
 FOLDER = "cluster"
 """Below the cache, on each machine."""
@@ -52,22 +205,9 @@ class Said(NamedTuple):
 Sent = Began | Parcel | Record | Said
 
 
-class Outfit(Protocol):
-    """What a machine works with; it is pickled."""
-
-    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
-        """What the order's place has.
-
-        Args:
-            machine: its label in the ledger.
-            campaign: the order's.
-            say: takes what happens beside the runs.
-        """
-
-
 @dataclass(frozen=True)
 class Engines:
-    """The real one.
+    """What a machine works with; it is pickled.
 
     Attributes:
         disk: bytes that a campaign may add to each machine's disk; None: no bound.
@@ -77,6 +217,13 @@ class Engines:
     disk: int | None = None
 
     def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
+        """What the order's place has.
+
+        Args:
+            machine: its label in the ledger.
+            campaign: the order's.
+            say: takes what happens beside the runs.
+        """
         bound = None
         if self.disk is not None:
             bound = Bound(self.disk, cache_root() / FOLDER / f"disk-{campaign}.json")
@@ -134,7 +281,7 @@ def _package() -> str:
 # ---------------------------------------------------------------- an order is worked on
 
 
-def carry_out(order: Order, outfit: Outfit, machine: str) -> Iterator[Sent]:
+def carry_out(order: Order, outfit: Engines, machine: str) -> Iterator[Sent]:
     """Work on ``order`` in a folder of its own, which is gone afterwards.
 
     The runs are children of a thread beside this one: they end with it, or with this process,
@@ -143,8 +290,8 @@ def carry_out(order: Order, outfit: Outfit, machine: str) -> Iterator[Sent]:
     Args:
         machine: its label in the ledger.
     """
-    inherited.plain_signals()
-    own = inherited.variables(os.environ, inherited.started_with(), order.device)
+    plain_signals()
+    own = variables(os.environ, started_with(), order.device)
     with _variables(own), _folder() as root:
         working = _Working(order, outfit, machine, root)
         try:
@@ -158,14 +305,14 @@ def carry_out(order: Order, outfit: Outfit, machine: str) -> Iterator[Sent]:
 class _Working(threading.Thread):
     """Makes the runs; :meth:`sent` has what came of them, in another thread."""
 
-    def __init__(self, order: Order, outfit: Outfit, machine: str, root: Path) -> None:
+    def __init__(self, order: Order, outfit: Engines, machine: str, root: Path) -> None:
         super().__init__(name="mmrepro-order", daemon=True)
         self._order, self._root = order, root
         self._queue: queue.SimpleQueue[Sent | BaseException | None] = queue.SimpleQueue()
         self.here = outfit.here(machine, order.campaign, lambda text: self._queue.put(Said(text)))
 
     def run(self) -> None:
-        inherited.plain_mask()
+        plain_mask()
         try:
             try:
                 self._order.expect(self.here)
@@ -192,7 +339,6 @@ class _Working(threading.Thread):
             yield item
 
     def end(self) -> None:
-        """End what is in progress, and wait for that."""
         try:
             self.here.stop()
         finally:

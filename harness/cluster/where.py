@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmrepro.campaign.disk import Bound
-from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.provisions import Provisions, Say
+from mmrepro.campaign.provisions import Bound, Provisions, Say
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Places
+from mmrepro.campaign.work import LocalPlaces, Places
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Event
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
-from mmrepro.evidence.recorder import Listener
 from mmrepro.machine.gpu import free_devices, read_gpus
 from mmrepro.play.players import Players
+
+if TYPE_CHECKING:
+    from mmrepro.matrix.options import Cluster
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Where:
         device: str = "cpu",
         disk: int | None = None,
         kept: Path | None = None,
-        needs: Mapping[str, Any] | None = None,
+        needs: Cluster | None = None,
     ) -> Places:
         """The places, for orders of any kind.
 
@@ -49,13 +49,13 @@ class Where:
             device: of the runs. Each of those on "cuda" takes a GPU for itself.
             disk: bytes that the campaign may add to the disk of each machine; None: no bound.
             kept: the file that remembers what it added to this one's.
-            needs: what Ray is asked for, for each order: ``cpus``, ``gpus``, ``memory``.
+            needs: what Ray is asked for, for each order.
         """
         if self.cluster is not None:
-            from mmrepro.cluster.machines import Machines, Needs
+            from mmrepro.cluster.machines import Machines
             from mmrepro.cluster.remote import Engines
 
-            return Machines(self.cluster, Engines(options, disk), Needs(**(needs or {})), say)
+            return Machines(self.cluster, Engines(options, disk), needs, say)
         bound = Bound(disk, kept) if disk is not None and kept is not None else None
         jobs = self.jobs
         if jobs > 1 and device == "cuda" and (free := free_devices(read_gpus())) is not None:
@@ -64,18 +64,13 @@ class Where:
                 say(
                     f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each run takes one."
                 )
-        provisions, players = Provisions(options, bound, say), Players(_builds(say))
+
+        def built(event: Event) -> None:
+            if event.source in (BUILD, BUILD_NOTICE):
+                say(event.text)
+
+        provisions, players = Provisions(options, bound, say), Players(built)
         return LocalPlaces(Trials(options), provisions, jobs, options.machine, players=players)
-
-
-def _builds(say: Say) -> Listener:
-    """Reports the environments that are built."""
-
-    def built(event: Event) -> None:
-        if event.source in (BUILD, BUILD_NOTICE):
-            say(event.text)
-
-    return built
 
 
 @contextlib.contextmanager

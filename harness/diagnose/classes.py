@@ -2,7 +2,7 @@
 
 Each rule takes what was seen and names its class, or nothing; none is met by what could not be
 seen. What the log alone tells is in :mod:`mmrepro.diagnose.classes_logged`, memory over time in
-:mod:`mmrepro.watch.memory`.
+:mod:`mmrepro.watch.processes`.
 """
 
 from __future__ import annotations

@@ -194,7 +194,6 @@ class Fuzzing(CaseSearch[Fuzz]):
     ) -> None:
         self.campaign.emit(
             RunEnded(
-                at=Moment.now(),
                 what=what,
                 index=1,
                 outcome=outcome,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.history.states import VERDICTS, Settled, State, changed_parts
-from mmrepro.history.track import Change, Track, describe
+from mmrepro.history.states import VERDICTS, Change, Settled, State, Track, changed_parts, describe
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
 from mmrepro.signature import Outcome
 from mmrepro.text.sanitize import one_line
@@ -42,8 +41,7 @@ def events(history: History, night: NightRuns) -> list[Event]:
     """What is new in ``night``, against all nights of ``history`` that began before it."""
     past = history.before(night.night)
     found = _Comparison(past, night).events()
-    gap = late(past[-1], night.night.created.wall) if past else None
-    if gap is not None:
+    if past and (gap := late(past[-1], night.night.created.wall)) is not None:
         found.append(gap.model_copy(update={"night": night.night.id}))
     return sorted(found, key=lambda e: _SEQUENCE.index(e.what))
 
@@ -235,7 +233,10 @@ class _Comparison:
             return []
         else:
             than = f"it was {before.state}"
-        why = one_line(next((a.explanation for a in self._runs(one) if a.explanation), ""), 300)
+        why = one_line(
+            next((a.explanation for a in self._runs(one) if a.explanation), ""),
+            300,
+        )
         text = f"{_subject(one.cell)} fails in another way; {than}"
         return [
             self._event(EventKind.DIFFERENT_FAILURE, one, f"{text}: {why}." if why else f"{text}.")
@@ -282,7 +283,6 @@ def _release(cell: Cell) -> tuple[str, str, str]:
 
 
 def _name(cell: Cell) -> str:
-    """Of the release or commit."""
     return cell.commit[:12] or cell.release
 
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import TypeAlias
 
 from mmrepro.errors import BadLedger, LedgerBusy, UsageError
@@ -39,8 +38,6 @@ _VERSION = re.compile(rb'"schema_version"\s*:\s*(\d{1,9})')
 
 @dataclass
 class NightRuns:
-    """All that the ledger holds of one night."""
-
     night: Night
     planned: dict[str, Planned] = field(default_factory=dict)
     """By the cell's id, in the order of the plan."""
@@ -61,7 +58,6 @@ class NightRuns:
 
     @property
     def cells(self) -> dict[str, Cell]:
-        """The cells of the plan, by id."""
         return {name: planned.cell for name, planned in self.planned.items()}
 
 
@@ -198,12 +194,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _line(self, record: AnyRecord) -> tuple[bytes, AnyRecord]:

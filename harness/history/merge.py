@@ -26,8 +26,6 @@ _UNFINISHED = [
 
 @dataclass
 class Merged:
-    """What a merge added."""
-
     nights: list[str] = field(default_factory=list)
     """Of which something was added."""
     cells: int = 0

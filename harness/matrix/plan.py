@@ -1,4 +1,4 @@
-"""From what was asked for to the cells of a night, by environment."""
+"""From what was asked for to the cells of a nightly run, by environment."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Annotated
 
-from mmrepro.campaign.groups import (
+import mmrepro
+from mmrepro.campaign.schedule import (
     ASSUMED_BUILD_S,
+    CONFIRM,
+    REPEAT,
     Estimates,
     environment_of,
     groups_of,
@@ -19,18 +23,19 @@ from mmrepro.environments.build import existing
 from mmrepro.environments.index import Listed, releases_of
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
-from mmrepro.incident.ledger import Cell, Planned
+from mmrepro.incident.ledger import Cell, Night, Planned
 from mmrepro.machine.files import device_of
+from mmrepro.machine.host import host_facts
 from mmrepro.matrix import selectors
-from mmrepro.matrix.file import Rows, Settings
-from mmrepro.records import Record
+from mmrepro.matrix.options import MatrixFile, MatrixRunCommand, Rows
+from mmrepro.records import Moment, Record
+from mmrepro.run.key import gpu_models
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario, scenario_names
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import Field
 
-ALL = "all"
-NONE, EACH = "none", "each"
+ALL, NONE, EACH = "all", "none", "each"
 
 ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 
@@ -47,8 +52,8 @@ class Plan:
 def plan(
     night: str,
     rows: Sequence[Rows],
-    over: Settings,
-    defaults: Settings,
+    over: MatrixRunCommand,
+    defaults: MatrixRunCommand,
     *,
     listing: ReleasesOf = releases_of,
 ) -> Plan:
@@ -104,9 +109,9 @@ def scenarios_called(name: str) -> list[tuple[Scenario, str]]:
 
 
 class _Making:
-    """The cells, as they are found."""
-
-    def __init__(self, night: str, over: Settings, defaults: Settings, listing: ReleasesOf) -> None:
+    def __init__(
+        self, night: str, over: MatrixRunCommand, defaults: MatrixRunCommand, listing: ReleasesOf
+    ) -> None:
         self.night, self.over, self.defaults = night, over, defaults
         self.scenarios: list[tuple[Rows, Scenario, str]] = []
         self.cells: dict[str, Planned] = {}
@@ -171,7 +176,7 @@ class _Making:
 
     # ------------------------------------------------------------------ mitigations
 
-    def _wanted(self, group: Rows) -> list[str]:
+    def _wanted(self, group: Rows) -> Sequence[str]:
         return self.over.mitigation or group.mitigation or self.defaults.mitigation or [NONE]
 
     def _check_mitigations(self) -> None:
@@ -212,7 +217,8 @@ class _Making:
 def ordered(cells: Iterable[Planned]) -> list[Planned]:
     """By environment, oldest release first; otherwise as they come."""
     return sorted(
-        cells, key=lambda p: (p.cell.engine, _version(p.cell.release), *environment_of(p))
+        cells,
+        key=lambda p: (p.cell.engine, selectors.version_of(p.cell.release), *environment_of(p)),
     )
 
 
@@ -235,13 +241,6 @@ def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
     ]
 
 
-def _version(release: str) -> Version:
-    try:
-        return Version(release)
-    except InvalidVersion:
-        return Version("0")
-
-
 # ---------------------------------------------------------------- for --dry-run
 
 
@@ -255,8 +254,6 @@ class DryCell(Record):
 
 
 class DryGroup(Record):
-    """One environment."""
-
     name: str
     engine: str
     release: str
@@ -325,3 +322,65 @@ def dry_run(
         download_bytes=sum(g.download_bytes for g in groups),
         notes=list(notes),
     )
+
+
+def planned_of(asked: MatrixRunCommand, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+    """The cells that are asked for, and what was left out of them. Raises MmreproError."""
+    made = plan(name_of(asked), _rows(asked, given), asked, given.matrix)
+    cells = sharded(made.cells, asked.shard)
+    if not cells:
+        made.notes.append(f"no environment of the plan falls into shard {asked.shard}")
+    return cells, made.notes
+
+
+def name_of(asked: MatrixRunCommand) -> str:
+    return asked.night or f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+def night_of(asked: MatrixRunCommand, settings: MatrixRunCommand) -> Night:
+    """Raises UsageError: its name is none."""
+    try:
+        return Night(
+            id=name_of(asked),
+            created=Moment.now(),
+            command=asked.command_line(ray="auto" if asked.ray else ""),
+            mmrepro_version=mmrepro.__version__,
+            machine=settings.machine,
+            host=host_facts(gpu_models()),
+            repeat=settings.repeat or REPEAT,
+            confirm=CONFIRM if settings.confirm is None else settings.confirm,
+            every_h=settings.every / 3600 if settings.every else None,
+            shard=asked.shard,
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"{asked.night!r} cannot name a night.", hint="letters, digits, dots, dashes"
+        ) from error
+
+
+def _rows(asked: MatrixRunCommand, given: MatrixFile) -> list[Rows]:
+    """The file's, those with a scenario of the command line if that names any; or that one's."""
+    arguments, options = list(asked.server_args), list(asked.options)
+    if asked.file is None or not given.cell:
+        own = Rows(scenario=list(asked.scenarios), server_arg=arguments, option=options)
+        return [own] if asked.scenarios else []
+    rows = []
+    for group in given.cell:
+        names = [s for s in group.scenario if not asked.scenarios or _named(s, asked.scenarios)]
+        if names:
+            added = {
+                "scenario": names,
+                "server_arg": group.server_arg + arguments,
+                "option": group.option + options,
+            }
+            rows.append(group.model_copy(update=added))
+    if not rows:
+        raise UsageError(
+            f"{asked.file} has no row of {', '.join(asked.scenarios)}.",
+            hint=f"mmrepro matrix run {asked.file} --dry-run",
+        )
+    return rows
+
+
+def _named(name: str, wanted: Sequence[str]) -> bool:
+    return "all" in wanted or name in wanted or name.partition(":")[0] in wanted

@@ -86,6 +86,14 @@ def _of(
     ]
 
 
+def version_of(release: str) -> Version:
+    """The version to sort by; what is none comes first."""
+    try:
+        return Version(release)
+    except InvalidVersion:
+        return Version("0")
+
+
 def boundary(releases: Sequence[str], affects: Affects) -> list[str]:
     """Both releases at each edge of the affected range: the last before it and the first in it,
     the last in it and the first after it. An edge beyond the list has none."""

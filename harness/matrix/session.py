@@ -2,30 +2,146 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import STRIKES, Campaign, State
-from mmrepro.campaign.dispatch import SETUP_S, Costs, Dispatcher, Slice
 from mmrepro.campaign.events import Found, run_ended
-from mmrepro.campaign.groups import (
+from mmrepro.campaign.schedule import (
     ASSUMED_BUILD_S,
     ASSUMED_WHY,
+    SETUP_S,
+    Costs,
+    Dispatcher,
     Estimates,
     Group,
+    Next,
+    Schedule,
+    Slice,
     groups_of,
 )
-from mmrepro.campaign.schedule import Next, Schedule
+from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions
 from mmrepro.campaign.work import Began, CellsUntilWhole, Order, Place, began_of, lost
-from mmrepro.errors import PlaceLost
-from mmrepro.history.events import events
+from mmrepro.environments.store import Stored, list_environments
+from mmrepro.errors import ExitCode, PlaceLost, UsageError
+from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, State as CellState, settle
-from mmrepro.incident.ledger import Attempt, Night, NightState, Planned
+from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned
+from mmrepro.matrix import selectors
+from mmrepro.matrix.options import MatrixRunCommand
 from mmrepro.records import Moment, Record
+from mmrepro.run.options import StartMode
+
+
+def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:
+    """Write down that ``night`` runs these cells, or goes on with them.
+
+    The cells of a night that is there already stay in it. Nothing is written if nothing is new.
+    """
+    runs = ledger.history.find(night.id)
+    new = [p for p in cells if runs is None or p.cell.id not in runs.planned]
+    counts = (night.repeat, night.confirm)
+    if runs is None or new or (runs.night.repeat, runs.night.confirm) != counts:
+        total = len(new) + (len(runs.planned) if runs else 0)
+        created = runs.night.created if runs else night.created
+        ledger.append(night.model_copy(update={"created": created, "cells": total}))
+        for planned in new:
+            ledger.append(planned)
+    return ledger.history.night(night.id)
+
+
+def unfinished(ledger: Ledger) -> NightRuns | None:
+    """The newest night that was not run to its end; None: there is none.
+
+    Raises:
+        UsageError: it was killed before its plan was written down.
+    """
+    for runs in reversed(ledger.history.nights):
+        if runs.night.state is NightState.COMPLETE:
+            continue
+        if runs.night.cells is not None and len(runs.planned) < runs.night.cells:
+            raise UsageError(
+                f"Night {runs.night.id} ended before its plan was written down.",
+                hint=f"run it again: {runs.night.command}",
+            )
+        return runs
+    return None
+
+
+def night_options(settings: MatrixRunCommand, machine: str) -> TrialOptions:
+    """Those of a night. Its start mode is always the same, however many runs an environment has:
+    the mode is a part of the key."""
+    mode = settings.start_mode or StartMode.AUTO
+    return TrialOptions(
+        timeout_s=settings.timeout or TIMEOUT_S,
+        start_mode=StartMode.WARM if mode is StartMode.AUTO else mode,
+        machine=machine,
+    )
+
+
+UNKNOWN = (CellState.INCONCLUSIVE, CellState.LOST, CellState.MISSING)
+
+
+def exit_code(
+    runs: NightRuns, excused: Callable[[Cell], bool], left: Collection[str] = ()
+) -> ExitCode:
+    """Of a night: the first of these that holds.
+
+    1: outside of quarantine a verdict that was not expected, a flaky cell, or an alarming event;
+    4: infrastructure failed in every run; 3: of a cell nothing is known, or runs of it are left.
+
+    Args:
+        excused: whether a cell is in quarantine.
+        left: ids of the cells that have runs left.
+    """
+    free = {name for name, planned in runs.planned.items() if excused(planned.cell)}
+    settled = {name: settle(runs.attempts_of(name)) for name in runs.planned if name not in free}
+    if any(event.what in ALARMS and event.cell not in free for event in runs.events):
+        return ExitCode.NOT_AS_EXPECTED
+    if any(
+        one.state is CellState.FLAKY or (one.as_expected is False and one.state not in UNKNOWN)
+        for one in settled.values()
+    ):
+        return ExitCode.NOT_AS_EXPECTED
+    if runs.attempts and all(a.lost is Lost.INFRASTRUCTURE for a in runs.attempts):
+        return ExitCode.INFRASTRUCTURE
+    if any(one.state in UNKNOWN or name in left for name, one in settled.items()):
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.AS_EXPECTED
+
+
+class Measured:
+    """What environments take; one that is not here is taken to be like the engine's others."""
+
+    def __init__(self, stored: Sequence[Stored] | None = None) -> None:
+        self._stored = list_environments(sizes=False) if stored is None else stored
+        self._builds: dict[str, float] = {}
+
+    def build_s(self, group: Group) -> float:
+        """Seconds that its build takes, about."""
+        if group.name not in self._builds:
+            own = self.own(group)
+            like = [one.manifest.build_seconds for one in ([own] if own else self.alike(group))]
+            self._builds[group.name] = statistics.median(like) if like else ASSUMED_BUILD_S
+        return self._builds[group.name]
+
+    def own(self, group: Group) -> Stored | None:
+        wanted = (group.release, group.commit)
+        made = (s for s in self.alike(group) if (s.manifest.release, s.manifest.commit) == wanted)
+        return next(made, None)
+
+    def alike(self, group: Group) -> list[Stored]:
+        """Those of the same engine and device, oldest release first."""
+        wanted = (group.engine, group.device)
+        found = [s for s in self._stored if (s.manifest.engine, s.manifest.device) == wanted]
+        return sorted(found, key=lambda one: selectors.version_of(one.manifest.release))
+
 
 STATES = {
     State.COMPLETE: NightState.COMPLETE,
@@ -35,17 +151,10 @@ STATES = {
 }
 
 
-@dataclass(frozen=True)
-class Slicing:
-    """How cells are shared between places.
+class Slicing(NamedTuple):
+    """The cells of an environment may go to several machines: what an environment takes, and what
+    an order takes beside that and its runs. A slice is to be worth them."""
 
-    Attributes:
-        sliced: the cells of an environment may go to several machines.
-        build_s: what an environment takes, and
-        setup_s: what an order takes beside that and its runs; a slice is to be worth them.
-    """
-
-    sliced: bool = False
     build_s: Callable[[Group], float] = lambda group: ASSUMED_BUILD_S
     setup_s: float = SETUP_S
 
@@ -56,9 +165,13 @@ class Nightly:
     kind = "nightly run"
 
     def __init__(
-        self, ledger: Ledger, runs: NightRuns, slicing: Slicing, resume_command: str = ""
+        self,
+        ledger: Ledger,
+        runs: NightRuns,
+        slicing: Slicing | None = None,
+        resume_command: str = "",
     ) -> None:
-        """``runs``: of the ledger's history, begun by :func:`~mmrepro.matrix.nights.begin`."""
+        """``runs``: of the ledger's history, begun by :func:`begin`."""
         self.ledger, self.runs, self.resume_command = ledger, runs, resume_command
         self.folder: Path = ledger.folder
         self.estimates = Estimates(ledger.history)
@@ -71,11 +184,9 @@ class Nightly:
     # ------------------------------------------------------------------ what is left
 
     def next(self, planned: Planned) -> Next | None:
-        """The next run of a cell; None: it is whole."""
         return self._schedule.next(self.runs.attempts_of(planned.cell.id), planned)
 
     def left(self, planned: Planned) -> int:
-        """Runs of a cell that are still to be made, if nothing surprises."""
         return self._schedule.left(self.runs.attempts_of(planned.cell.id), planned)
 
     @property
@@ -84,7 +195,6 @@ class Nightly:
 
     @property
     def todo(self) -> list[Planned]:
-        """The cells that are not whole."""
         return [p for p in self.runs.planned.values() if self.next(p) is not None]
 
     @property
@@ -93,7 +203,6 @@ class Nightly:
         return sum(self._seconds(p) for p in self.todo)
 
     def standing(self) -> str:
-        """The cells that are whole, and the time that the others take."""
         total, seconds = len(self.runs.planned), self.seconds_left
         words = f"{total - len(self.todo)} of {total} cells are whole"
         return words + (f", about {duration(seconds)} left" if seconds else "")
@@ -112,23 +221,20 @@ class Nightly:
     # ------------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Night]) -> None:
-        self.campaign = campaign
-        cells = self.todo
+        self.campaign, cells = campaign, self.todo
         if cells or self.runs.night.state is not NightState.COMPLETE:
             self._mark(NightState.RUNNING)
         groups = groups_of(cells)
         seconds = {p.cell.id: self._seconds(p) for p in cells}
-        how = self._slicing
-        costs = Costs(seconds, how.build_s, how.setup_s)
-        self._dispatcher = Dispatcher(groups, costs, sliced=how.sliced)
+        costs = Costs(seconds, *(self._slicing or Slicing()))
+        self._dispatcher = Dispatcher(groups, costs, sliced=self._slicing is not None)
         campaign.places.expect(groups)
 
     def order(self, place: Place, names: Collection[str]) -> Order | None:
         while (slice := self._dispatcher.next(place.name, place.has, names)) is not None:
             group = slice.group
             if any(self.campaign.fits(self.estimates.of(p.cell)[0]) for p in group.cells):
-                where = f"{group.name} on {place.name}" if place.name else group.name
-                self.campaign.note(where)
+                self.campaign.note(f"{group.name} on {place.name}" if place.name else group.name)
                 order = self._order(slice)
                 self._slices[id(order)] = slice
                 return order
@@ -210,16 +316,13 @@ class Nightly:
         planned = self.runs.planned[attempt.cell]
         if attempt.outcome is not None:
             self.estimates.note(planned.cell, attempt.seconds)
-        self.campaign.emit(
-            run_ended(
-                began_of(planned, Next(attempt.index, attempt.role)).what, attempt, planned.expected
-            )
-        )
+        what = began_of(planned, Next(attempt.index, attempt.role)).what
+        self.campaign.emit(run_ended(what, attempt, planned.expected))
         if self.next(planned) is None:
             settled = settle(self.runs.attempts_of(attempt.cell))
             if settled.state is CellState.FLAKY:
                 text = f"{planned.cell.row}: flaky, {settled.why}"
-                self.campaign.emit(Found(at=Moment.now(), text=text, tone="unsure"))
+                self.campaign.emit(Found(text=text, tone="unsure"))
 
     def _mark(self, state: NightState) -> Night:
         night = self._ended(state)

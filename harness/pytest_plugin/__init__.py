@@ -6,14 +6,15 @@ runs engines is imported when a file, a marker or the fixture asks for it.
 
 from __future__ import annotations
 
+import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from mmrepro.pytest_plugin.files import MatrixToml
-    from mmrepro.pytest_plugin.marked import MmreproRun
+    from mmrepro.pytest_plugin.items import MatrixToml, MmreproRun
 
 SUFFIX = ".mmrepro.toml"
 INCONCLUSIVE = ("error", "skip")
@@ -21,6 +22,11 @@ MARKER = "mmrepro"
 FIXTURE = "mmrepro_run"
 PROPERTY = "mmrepro."
 """Before the names of what a report says of its run."""
+
+
+DEFAULT_OUT = "mmrepro-runs"
+SESSION = "mmrepro_session"
+_NAME = pytest.StashKey[str]()
 
 
 class MmreproWarning(pytest.PytestWarning):
@@ -67,9 +73,30 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Of pytest-xdist: its workers write below one folder."""
-    from mmrepro.pytest_plugin.options import SESSION, session_name
-
     node.workerinput[SESSION] = session_name(node.config)
+
+
+def session_name(config: pytest.Config) -> str:
+    """Of this pytest run, and of its workers: a folder's name that no other run has."""
+    given = getattr(config, "workerinput", {}).get(SESSION)
+    if given is None:
+        given = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+    return config.stash.setdefault(_NAME, given)
+
+
+def out_folder(config: pytest.Config) -> Path:
+    """Absolute; relative ones are the current folder's, or the ini file's."""
+    here = config.invocation_params.dir
+    if said := config.getoption("mmrepro_out"):
+        return here / str(said)
+    if said := config.getini("mmrepro_out"):
+        return (config.inipath.parent if config.inipath else here) / str(said)
+    return here / DEFAULT_OUT
+
+
+def skips_inconclusive(config: pytest.Config) -> bool:
+    said = config.getoption("mmrepro_inconclusive") or config.getini("mmrepro_inconclusive")
+    return bool(said == "skip")
 
 
 # ---------------------------------------------------------------- *.mmrepro.toml
@@ -80,7 +107,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> MatrixToml
         return None
     if not (parent.session.isinitpath(file_path) or parent.config.getoption("mmrepro_collect")):
         return None
-    from mmrepro.pytest_plugin.files import MatrixToml
+    from mmrepro.pytest_plugin.items import MatrixToml
 
     return MatrixToml.from_parent(parent, path=file_path)
 
@@ -93,7 +120,7 @@ def mmrepro_run(request: pytest.FixtureRequest) -> MmreproRun:
     """The finished run of ``@pytest.mark.mmrepro``: outcome, expected, as_expected, explanation,
     incident, folder, report, command. Called, it runs another one: ``mmrepro_run("SCENARIO")``.
     """
-    from mmrepro.pytest_plugin.marked import fixture_of
+    from mmrepro.pytest_plugin.items import fixture_of
 
     return fixture_of(request.node)
 
@@ -102,7 +129,7 @@ def mmrepro_run(request: pytest.FixtureRequest) -> MmreproRun:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """After the fixtures: what the marker asks for, if no fixture has run it."""
     if item.get_closest_marker(MARKER) is not None:
-        from mmrepro.pytest_plugin.marked import prepare
+        from mmrepro.pytest_plugin.items import prepare
 
         prepare(item)
 
@@ -111,7 +138,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> None:
     """A marked test without the fixture fails here, if its run was not as expected."""
     if item.get_closest_marker(MARKER) is not None:
-        from mmrepro.pytest_plugin.marked import judge
+        from mmrepro.pytest_plugin.items import judge
 
         judge(item)
 
@@ -127,6 +154,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if any(name.startswith(PROPERTY) for name, _ in getattr(report, "user_properties", ()))
     ]
     if ran:
-        from mmrepro.pytest_plugin.telling import tell_reports
+        from mmrepro.pytest_plugin.running import tell_reports
 
         tell_reports(terminalreporter, ran)

@@ -1,25 +1,177 @@
-"""Runs of engines from pytest's main thread, which Ctrl-C and pytest-timeout may interrupt."""
+"""Runs of engines from pytest's main thread, which Ctrl-C and pytest-timeout may interrupt.
+
+What came of them is in pytest's words: pass, failure, error or skip, with its reason.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from filelock import FileLock, Timeout
 from mmrepro.base.units import duration
-from mmrepro.campaign.disk import Bound
-from mmrepro.campaign.groups import Estimates, Group
-from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign.provisions import Bound, Provisions
+from mmrepro.campaign.schedule import Estimates, Group
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import CellsUntilWhole, Here
+from mmrepro.campaign.work import CellsUntilWhole, Here, LocalPlaces
+from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import History
+from mmrepro.history.states import VERDICTS, Settled, State, settle
 from mmrepro.incident.ledger import Attempt, Planned
+from mmrepro.pytest_plugin import PROPERTY, skips_inconclusive
+from mmrepro.reports.documents import MARKDOWN_FILE
+from mmrepro.signature import Outcome
 from mmrepro.text.redact import Redactor
+from mmrepro.text.sanitize import clip, one_line, plain
+
+DETAIL_LINES = 6
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A cell that was run as often as it had to be.
+
+    Attributes:
+        what: it, for people: ``ghost-key-eviction on vllm 0.24.0 (cpu)``.
+        root: incidents are named relative to it.
+        here: folders below it are told relative to it.
+        named: whether a reason has to say what it is of: the test has another name.
+    """
+
+    what: str
+    planned: Planned
+    attempts: tuple[Attempt, ...]
+    root: Path
+    here: Path
+    named: bool = False
+
+    @cached_property
+    def settled(self) -> Settled:
+        return settle(self.attempts)
+
+    @property
+    def expected(self) -> Outcome | None:
+        """As the runs say, and those without an outcome cannot."""
+        return self.planned.expected if self.settled.expected is None else self.settled.expected
+
+    @cached_property
+    def shown(self) -> Attempt | None:
+        """The attempt that shows it best: of a flaky one what was not expected, else the last of
+        those that decided."""
+        said = [a for a in self.attempts if a.outcome is not None]
+        if self.settled.state is State.FLAKY:
+            odd = [a for a in said if a.outcome is not a.expected]
+            return (odd or said)[-1]
+        decided = [a for a in said if str(a.outcome) == str(self.settled.state)]
+        last = decided or self.attempts
+        return last[-1] if last else None
+
+    @property
+    def folder(self) -> Path | None:
+        if self.shown is None or not self.shown.incident:
+            return None
+        return self.root / self.shown.incident
+
+    @property
+    def properties(self) -> Iterator[tuple[str, str]]:
+        """For JUnit's ``<properties>`` and the summary on the terminal."""
+        cell, shown = self.planned.cell, self.shown
+        told = {
+            "cell": cell.id,
+            "engine": cell.engine,
+            "release": cell.release,
+            "device": cell.device,
+            "outcome": str(self.settled.state),
+            "expected": self.expected or "",
+            "runs": self.settled.why,
+            "key": shown.key if shown else "",
+            "fidelity": (shown and shown.fidelity) or "",
+            "incident": self._path(self.folder) if self.folder else "",
+            "command": shown.command if shown else "",
+        }
+        return ((f"{PROPERTY}{name}", str(value)) for name, value in told.items() if value)
+
+    # ------------------------------------------------------------------ judged
+
+    def check_learnt(self, config: pytest.Config) -> None:
+        """Raises what makes an error, or a skip, of it: nothing is known of the engine."""
+        state = self.settled.state
+        if state in VERDICTS or state is State.FLAKY:
+            return
+        if state is State.LOST:
+            assert self.shown is not None
+            tried = f" in each of {len(self.attempts)} runs" if len(self.attempts) > 1 else ""
+            self._fail(f"nothing was learnt, {self.shown.lost}{tried}", self.shown.error)
+        if self.shown is None:
+            first, why = "not run: no run would have ended within max-time", ""
+        else:
+            first, why = "inconclusive", self.shown.explanation
+        if skips_inconclusive(config):
+            pytest.skip(one_line(f"{self.what}: {first}{': ' if why else ''}{why}"))
+        self._fail(first, why)
+
+    def check_expected(self) -> None:
+        """Raises what makes a failure of it: its verdict was not expected, or not one."""
+        settled, wanted = self.settled, self.expected
+        if settled.state is State.FLAKY:
+            told = f"flaky: {settled.reproduced} of {settled.conclusive} runs reproduced it"
+            self._fail(f"{told}; {wanted} was expected" if wanted else told, settled.why)
+        if settled.as_expected is False:
+            assert self.shown is not None
+            several = settled.why if len(self.attempts) > 1 else ""
+            self._fail(f"{settled.state}; {wanted} was expected", self.shown.explanation, several)
+
+    def _fail(self, first: str, *more: str) -> NoReturn:
+        raise failure("\n".join(self._lines(first, more)))
+
+    def _lines(self, first: str, more: Sequence[str]) -> Iterator[str]:
+        yield f"{self.what}: {first}" if self.named else first
+        for text in more:
+            lines = [line for line in plain(text).splitlines() if line.strip()]
+            yield from (clip(line, 300) for line in lines[:DETAIL_LINES])
+        if self.folder is not None:
+            yield f"report: {self._path(self.folder)}/{MARKDOWN_FILE}"
+        if self.shown is not None and self.shown.command:
+            yield f"to repeat it: {self.shown.command}"
+
+    def _path(self, path: Path) -> str:
+        return str(path.relative_to(self.here) if path.is_relative_to(self.here) else path)
+
+
+def failure(text: str) -> BaseException:
+    """To be raised: pytest shows ``text`` alone. In a test's set-up it is an error."""
+    return pytest.fail.Exception(text, pytrace=False)
+
+
+def sentence(error: Exception) -> str:
+    hint = error.hint if isinstance(error, MmreproError) else ""
+    return f"{error} ({hint})" if hint else str(error)
+
+
+def tell_reports(
+    terminal: pytest.TerminalReporter, ran: Sequence[tuple[str, pytest.TestReport]]
+) -> None:
+    """Where the incidents of what failed are."""
+    name = f"{PROPERTY}incident"
+    folders = [
+        (report.nodeid, str(value))
+        for kind, report in ran
+        if kind in ("failed", "error")
+        for key, value in report.user_properties
+        if key == name
+    ]
+    if folders:
+        terminal.section("mmrepro: reports of what failed")
+        for nodeid, folder in folders:
+            terminal.write_line(f"{nodeid}: {Path(folder) / MARKDOWN_FILE}")
+
 
 POLL_S = 0.2
 STOP_S = 10.0

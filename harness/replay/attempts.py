@@ -31,7 +31,7 @@ from mmrepro.machine.journal import JournalKind
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.players import PlayOptions, Servers
-from mmrepro.records import Moment, Record
+from mmrepro.records import Record
 from mmrepro.replay.known import diagnosed, named
 from mmrepro.replay.options import ServerCommand
 from mmrepro.replay.silent import Silent
@@ -503,7 +503,6 @@ def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
     """The event of an attempt that has ended, now or in an earlier call."""
     quiet = "nothing is wrong" if facts.state == "ended" else facts.state
     return RunEnded(
-        at=Moment.now(),
         what=name,
         index=1,
         outcome=bucket_words(facts.buckets) or quiet,
@@ -522,4 +521,4 @@ def found(name: str, finding: Finding) -> Found:
     rate = f"{finding.rate.failed} of {finding.rate.plays} attempts"
     words = f"{finding.finding_class}, {known}, {confirmed}{shrunk}, {rate}"
     text = f"{name}: {words}, {requests(finding.requests)}: {finding.said}"
-    return Found(at=Moment.now(), text=text, tone="bad" if finding.confirmed else "unsure")
+    return Found(text=text, tone="bad" if finding.confirmed else "unsure")

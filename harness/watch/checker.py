@@ -1,25 +1,75 @@
-"""One check: a small inference, and, if it is not answered, whether the server worked meanwhile."""
+"""One check: a small inference, and, if it is not answered, whether the server worked meanwhile.
+
+The readings of the last few checks together show classes of failure.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from mmrepro.diagnose.classes import classes
 from mmrepro.engines import ENGINES
-from mmrepro.incident.diagnosis import NamedClass, TargetFacts
+from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import Certainty, NamedClass, TargetFacts
 from mmrepro.machine.host import SHORT, Lateness
 from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.probes.http import InferenceProbe, api_root, connection_refused, fetch, first_model
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ConnectionsProbe
+from mmrepro.signature.live_server import LATENESS
 from mmrepro.watch.health import Check, CheckOutcome
-from mmrepro.watch.memory import Growth, caches_bytes
-from mmrepro.watch.processes import Processes, Seen
-from mmrepro.watch.window import Window
+from mmrepro.watch.processes import Growth, Processes, Seen, caches_bytes
+
+CHECKS = 3
+
+
+class Window:
+    """Takes the results of each check's probes. What was read before an answer tells nothing of a
+    silence after it."""
+
+    def __init__(self) -> None:
+        self._checks: deque[list[ProbeResult[Any]]] = deque(maxlen=CHECKS)
+        self._now: list[ProbeResult[Any]] = []
+
+    def begin(self) -> None:
+        self._now = []
+        self._checks.append(self._now)
+
+    def add(self, result: ProbeResult[Any]) -> None:
+        if result.data is not None:
+            self._now.append(result)
+
+    def classes(
+        self, facts: TargetFacts, silence: Evidence, *, late: float = 0.0
+    ) -> list[NamedClass]:
+        """Those that are more than possible.
+
+        Args:
+            silence: stacks that were taken while a request waited.
+            late: the part of the time for which this process waited for a processor, where that
+                was much.
+        """
+        asked = [r for r in self._now if isinstance(r.data, InferenceData)]
+        if not _answered(self._now):
+            for check in [c for c in self._checks if _answered(c)]:
+                check.clear()
+        readings = [r for c in self._checks for r in c if not isinstance(r.data, InferenceData)]
+        facts_too = {LATENESS: late} if late else {}
+        evidence = Evidence(probes=[*readings, *asked, *silence.probes], facts=dict(facts_too))
+        found = classes(evidence, facts)
+        return [one for one in found if one.certainty is not Certainty.POSSIBLE]
+
+
+def _answered(check: list[ProbeResult[Any]]) -> bool:
+    return any(isinstance(r.data, InferenceData) and r.data.answered for r in check)
+
 
 LATE = 0.3
 """Part of the deadline after which a request that is not answered yet has its server looked at."""
@@ -103,7 +153,6 @@ class Checker:
         return self._answers if total is None else total
 
     def _total(self, facts: TargetFacts, short: str) -> float | None:
-        """Of the latest metrics."""
         engine, data = ENGINES.get(facts.engine), self._counted
         names = engine.metrics.get(short, ()) if engine else ()
         return next((v for n in names if data and (v := data.total(n)) is not None), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mmrepro.incident.diagnosis import NamedClass
@@ -42,6 +42,7 @@ class Check:
     classes: tuple[NamedClass, ...] = ()
 
 
+@dataclass(kw_only=True)
 class Health:
     """Hysteresis: ``failures`` failed checks in a row end liveness, ``successes`` bring it back.
 
@@ -55,30 +56,23 @@ class Health:
         ValueError: a threshold below 1.
     """
 
-    def __init__(
-        self,
-        *,
-        failures: int = 2,
-        successes: int = 2,
-        grace_s: float = 600.0,
-        stall_s: float = 60.0,
-        started: float = 0.0,
-    ) -> None:
-        if failures < 1 or successes < 1:
+    failures: int = 2
+    successes: int = 2
+    grace_s: float = 600.0
+    stall_s: float = 60.0
+    started: float = 0.0
+    live: bool = field(default=True, init=False)
+    starting: bool = field(default=True, init=False)
+    failed_in_a_row: int = field(default=0, init=False)
+    bad_in_a_row: int = field(default=0, init=False)
+    ok_in_a_row: int = field(default=0, init=False)
+    silent_since: float | None = field(default=None, init=False)
+    last: Check | None = field(default=None, init=False)
+    last_ok_at: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.failures < 1 or self.successes < 1:
             raise ValueError("thresholds are at least 1")
-        self.failures = failures
-        self.successes = successes
-        self.grace_s = grace_s
-        self.stall_s = stall_s
-        self.started = started
-        self.live = True
-        self.starting = True
-        self.failed_in_a_row = 0
-        self.bad_in_a_row = 0
-        self.ok_in_a_row = 0
-        self.silent_since: float | None = None
-        self.last: Check | None = None
-        self.last_ok_at: float | None = None
 
     @property
     def ready(self) -> bool:
@@ -107,30 +101,22 @@ class Health:
         before = self.live
         self.last = check
         if check.verdict is CheckOutcome.OK:
-            self._succeed(check)
+            self.ok_in_a_row += 1
+            self.bad_in_a_row = 0
+            self._forget_failures()
+            self.starting, self.last_ok_at = False, check.at
+            self.live = self.live or self.ok_in_a_row >= self.successes
         elif check.verdict is not CheckOutcome.UNKNOWN:
             self.ok_in_a_row = 0
             self.bad_in_a_row += 1
             if check.verdict is CheckOutcome.ABSENT and not self.starting:
-                self._start_again(check)
+                self._forget_failures()
+                self.starting, self.started, self.live = True, check.at, True
             elif check.verdict in (CheckOutcome.BUSY, CheckOutcome.ERROR):
                 self._forget_failures()
             elif not self.starting or check.at - self.started >= self.grace_s:
                 self._fail(check)
         return self.live is not before
-
-    def _succeed(self, check: Check) -> None:
-        self.ok_in_a_row += 1
-        self.bad_in_a_row = 0
-        self._forget_failures()
-        self.starting = False
-        self.last_ok_at = check.at
-        if not self.live and self.ok_in_a_row >= self.successes:
-            self.live = True
-
-    def _start_again(self, check: Check) -> None:
-        self._forget_failures()
-        self.starting, self.started, self.live = True, check.at, True
 
     def _forget_failures(self) -> None:
         self.failed_in_a_row = 0
@@ -141,7 +127,5 @@ class Health:
             self.silent_since = check.at - check.seconds
         self.failed_in_a_row += check.verdict is not CheckOutcome.SILENT
         stalled = check.at - self.silent_since >= self.stall_s
-        if self.failed_in_a_row >= self.failures or (
-            stalled and self.bad_in_a_row >= self.failures
-        ):
+        if (self.bad_in_a_row if stalled else self.failed_in_a_row) >= self.failures:
             self.live = False

@@ -13,7 +13,7 @@ from mmrepro.diagnose.options import LiveCommand
 
 @dataclass(frozen=True)
 class WatchCommand(LiveCommand):
-    """Options of ``mmrepro watch``; ``deadline_s``: None: by ``build.default_deadline``."""
+    """Options of ``mmrepro watch``; ``deadline_s``: None: by ``loop.default_deadline``."""
 
     COMMAND: ClassVar[str] = "watch"
     interval_s: float = option(
@@ -85,5 +85,4 @@ class WatchCommand(LiveCommand):
 
     @property
     def until_dead(self) -> bool:
-        """Whether the first loss of liveness ends it."""
         return not self.http

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -105,25 +105,22 @@ class _Server(ThreadingHTTPServer):
 def state(watch: Watch) -> dict[str, Any]:
     """What is known, as one JSON document."""
     with watch.lock:
-        health, finding = watch.health, watch.finding
-        now = time.monotonic()
+        health, finding, now = watch.health, watch.finding, time.monotonic()
+        last, good_at = health.last, health.last_ok_at
         return {
             "state": health.state,
             "live": health.live,
             "ready": health.ready,
             "starting": health.starting,
             "failed_in_a_row": health.failed_in_a_row,
-            "last_check": None
-            if health.last is None
-            else {
-                "verdict": health.last.verdict.value,
-                "seconds": round(health.last.seconds, 3),
-                "seconds_ago": round(now - health.last.at, 1),
-                "why": health.last.why,
+            "last_check": last
+            and {
+                "verdict": last.verdict.value,
+                "seconds": round(last.seconds, 3),
+                "seconds_ago": round(now - last.at, 1),
+                "why": last.why,
             },
-            "seconds_since_success": None
-            if health.last_ok_at is None
-            else round(now - health.last_ok_at, 1),
+            "seconds_since_success": None if good_at is None else round(now - good_at, 1),
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
             "classes": {name.value: sure.value for name, sure in watch.classes.items()},
             "incidents": watch.incidents,
@@ -167,10 +164,7 @@ class _Metrics(Collector):
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 
-    def collect(self) -> Iterable[Metric]:
-        return list(self._families())
-
-    def _families(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
         found = state(self.watch)
         last = found["last_check"]
         gauges = {

@@ -19,20 +19,19 @@ from pathlib import Path
 
 import ray
 from mmrepro.bisect.options import BisectCommand
-from mmrepro.bisect.points import field_of
+from mmrepro.bisect.plan import field_of
 from mmrepro.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Campaign, State
-from mmrepro.campaign.child import end, spawn_program
-from mmrepro.campaign.groups import Group
+from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.search import Search
+from mmrepro.campaign.trial import end, spawn_program
 from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working, lost
 from mmrepro.cluster.machines import Machines, connected
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident.ledger import Attempt, Cell, Night, NightState, Planned, Role
 from mmrepro.incident.searches import Bisection, Point
 from mmrepro.machine.host import host_facts
-from mmrepro.matrix.nights import begin
-from mmrepro.matrix.session import Nightly, Slicing
+from mmrepro.matrix.session import Nightly, Slicing, begin
 from mmrepro.records import Moment
 from mmrepro.run.options import RunCommand
 from mmrepro.scenario.registry import load_scenario
@@ -145,7 +144,7 @@ def cells(night: str, number: int) -> list[Planned]:
 def matrix(night: Night, folder: Path, number: int) -> Nightly:
     ledger = Ledger(folder)
     runs = begin(ledger, night, cells(night.id, number))
-    return Nightly(ledger, runs, Slicing(sliced=True, setup_s=0.1))
+    return Nightly(ledger, runs, Slicing(setup_s=0.1))
 
 
 def bisection(night: Night, folder: Path, number: int) -> Bisecting:

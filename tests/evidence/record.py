@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro import __version__
-from mmrepro.catalogue import claims, page, recorded, standing
+from mmrepro.catalogue import claims, recorded, standing
 from mmrepro.errors import MmreproError
 from mmrepro.history import ledger
 from mmrepro.incident import INCIDENT_FILE, Incident
@@ -340,7 +340,7 @@ def write_catalogue(found: dict[str, Incident]) -> None:
     data.recorded_runs().write_text(runs_of(found))
     failures, broken = standing.known(recorded.load(data.recorded_runs()))
     assert not broken, broken
-    CATALOGUE.write_text(page.page(failures))
+    CATALOGUE.write_text(standing.page(failures))
     data.claims().write_text(claims_of(found))
 
 

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.ablate.search import NOT_CURED, Flips, Search, most_cells, search
+from mmrepro.ablate.search import NOT_CURED, Flips, Search, bound, search
 from mmrepro.incident.searches import CellState, Conclusion, FactorClass, Role
 
 FAILS, CURED, HIDDEN = CellState.FAILS, CellState.CURED, CellState.HIDDEN
@@ -170,7 +170,7 @@ def test_whatever_the_oracle_says_the_words_mean_what_they_say(
     table: dict[frozenset[str], CellState],
 ) -> None:
     found, asked = explored(table.__getitem__, "abcd")
-    assert len(asked) == len(set(asked)) <= most_cells(4)
+    assert len(asked) == len(set(asked)) <= 11 + bound(4)
     assert {cell: table[cell] for cell in asked} == found.asked
     assert set(found.factors) == set("abcd")
     if table[frozenset()] is not FAILS:

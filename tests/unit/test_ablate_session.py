@@ -15,12 +15,12 @@ import pytest
 import worlds
 from made_up import hang_run, healthy_run
 from matrix_nights import FakeProvisions
-from mmrepro.ablate import cells, plan
+from mmrepro.ablate import cells
 from mmrepro.ablate.options import AblateCommand
-from mmrepro.ablate.session import Ablating
+from mmrepro.ablate.session import Ablating, plan
 from mmrepro.campaign.campaign import Campaign
-from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.trial import TrialOptions
+from mmrepro.campaign.work import LocalPlaces
 from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
@@ -391,19 +391,19 @@ def test_wrong_use(ablate: Ablate, tmp_path: Path, more: dict[str, object], says
 
 def test_the_plan_knows_the_cache_and_the_time(ablate: Ablate, tmp_path: Path) -> None:
     options = AblateCommand(device="cpu", factors=("mm-cache", "concurrency"))
-    before = plan.plan(GHOST, options)
+    before = plan(GHOST, options)
     assert [c.runs for c in before.cells] == [1, 1, 1, 1]
     assert before.more > 0
     assert "assumed" in before.seconds_from
     ablate(World(), factors=("mm-cache",))
-    half = plan.plan(GHOST, options)
+    half = plan(GHOST, options)
     assert [(c.flips, c.runs) for c in half.cells if not c.runs] == [([], 0), (["mm-cache"], 0)]
     assert "median of 2 measured runs of this scenario" in half.seconds_from
     ablate(World(), factors=options.factors)
-    after = plan.plan(GHOST, options)
+    after = plan(GHOST, options)
     assert (after.seconds, after.more) == (0, 0)
     assert all(c.reused == 1 for c in after.cells)
-    fresh = plan.plan(GHOST, replace(options, fresh=True))
+    fresh = plan(GHOST, replace(options, fresh=True))
     assert [c.runs for c in fresh.cells] == [1, 1, 1, 1]
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.ablate.states import decided, state_of_cell, state_of_run
+from mmrepro.ablate.search import decided, state_of_cell, state_of_run
 from mmrepro.incident.searches import CellRun, CellState
 from mmrepro.records import Moment
 from mmrepro.signature import Outcome, Truth

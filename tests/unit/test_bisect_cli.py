@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import FakeProvisions
-from mmrepro.bisect import points
+from mmrepro.bisect import plan as points
 from mmrepro.campaign.trial import Trials
 from mmrepro.cli.app import app
 from mmrepro.cluster import where
@@ -114,7 +114,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by jobs in t
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
 from matrix_nights import FakeProvisions
-from mmrepro.bisect import points
+from mmrepro.bisect import plan as points
 from mmrepro.campaign.trial import Trials
 from mmrepro.cluster import where
 where.Provisions = lambda *rest: FakeProvisions()
@@ -163,7 +163,7 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
 from matrix_nights import FakeProvisions
-from mmrepro.bisect import points
+from mmrepro.bisect import plan as points
 from mmrepro.campaign.trial import Trials
 from mmrepro.cluster import where
 where.Provisions = lambda *rest: FakeProvisions()

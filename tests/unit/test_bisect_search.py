@@ -9,9 +9,17 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
 from mmrepro.bisect.posterior import Counts, Posterior
-from mmrepro.bisect.search import Conclusion, Direction, Found, search
+from mmrepro.bisect.search import (
+    Board,
+    Conclusion,
+    Direction,
+    Found,
+    SearchOptions,
+    Verdict,
+    search,
+    start,
+)
 
 BAD, GOOD, OTHER, SKIP = Verdict.BAD, Verdict.GOOD, Verdict.OTHER, Verdict.UNTESTABLE
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from matrix_nights import FakeProvisions
 from mmrepro.bisect.options import BisectCommand
-from mmrepro.bisect.plan import plan
-from mmrepro.bisect.points import Field, field_of, read_commits
+from mmrepro.bisect.plan import Field, field_of, plan, read_commits
 from mmrepro.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Campaign
-from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.work import LocalPlaces
 from mmrepro.cli.bisect import exit_code
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.history.ledger import read

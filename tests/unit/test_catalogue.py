@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from made_nights import cell, history, night, written
-from mmrepro.catalogue import page, recorded, standing
+from mmrepro.catalogue import recorded, standing
 from mmrepro.catalogue.recorded import RecordedRun
 from mmrepro.catalogue.standing import Known
 from mmrepro.cli.app import app
@@ -121,8 +121,8 @@ def test_what_helped_is_what_was_seen_to_help() -> None:
     assert cures["patch"].hidden == ("0.22.0",)
     assert cures["disable-mm-cache"].failed == ("0.22.0",)
     assert cures["release"].helped == ("0.24.0",)
-    assert page.cure(cures["patch"]) == "`patch` (works on 0.23.0; hides it on 0.22.0)"
-    assert page.cure(cures["disable-mm-cache"]) == "`disable-mm-cache` (no help on 0.22.0)"
+    assert standing.cure(cures["patch"]) == "`patch` (works on 0.23.0; hides it on 0.22.0)"
+    assert standing.cure(cures["disable-mm-cache"]) == "`disable-mm-cache` (no help on 0.22.0)"
 
 
 def test_a_nights_run_under_a_mitigation_helps_only_where_the_plain_one_failed() -> None:
@@ -139,7 +139,7 @@ def test_a_changed_run_says_nothing_of_a_release() -> None:
         run("0.32.0", ILL, changes=["--server-arg=--x"]), run("0.32.0", WELL, "patch", helped=True)
     )
     assert not one.plain
-    assert page.releases(one) == ">=0.14.0, <0.24.0<br>not run"
+    assert standing.releases(one) == ">=0.14.0, <0.24.0<br>not run"
 
 
 def test_the_mitigation_that_is_a_release_is_a_plain_run_of_it() -> None:

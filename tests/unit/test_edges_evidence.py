@@ -19,7 +19,7 @@ from made_up import (
     stacks,
     thread,
 )
-from mmrepro.ablate.states import decided, state_of_cell
+from mmrepro.ablate.search import decided, state_of_cell
 from mmrepro.evidence import Evidence, Missing, ReproducerResult, RequestRecord
 from mmrepro.evidence.model import files_read
 from mmrepro.incident.searches import CellState

@@ -19,7 +19,7 @@ from mmrepro.incident import EngineFacts, ScenarioFacts, head as heads
 from mmrepro.incident.folder import write_incident
 from mmrepro.incident.head import campaigns_in, read_head, record_folders
 from mmrepro.incident.ledger import NightState
-from mmrepro.matrix.nights import begin
+from mmrepro.matrix.session import begin
 from mmrepro.records import Moment
 from mmrepro.signature import Outcome, Verdict
 from mmrepro.text.redact import Redactor

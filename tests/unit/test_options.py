@@ -17,14 +17,14 @@ import pytest
 import typer
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.base.options import Command, Declared, Origin, declared
-from mmrepro.campaign.child import spawn
+from mmrepro.campaign.trial import spawn
 from mmrepro.case.model import ServerWanted
 from mmrepro.cli.app import COMMANDS
 from mmrepro.cli.options import PLACES, DeclaredCommand, command
 from mmrepro.errors import UsageError
 from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.matrix import selectors
-from mmrepro.matrix.file import load
+from mmrepro.matrix.options import load
 
 
 def functions() -> Iterator[Any]:
@@ -273,9 +273,9 @@ def test_a_matrix_file_goes_before_it(tmp_path: Path) -> None:
     asked, file = parsed(made, ["night.toml"]).under(load(night))  # type: ignore[attr-defined]
     assert (file.matrix.device, file.matrix.repeat) == ("cuda", 5)
     assert [cell.device for cell in file.cell] == ["cpu", None]
-    assert (asked.settings.device, asked.settings.repeat, asked.settings.timeout) == (None, None, 9)
+    assert (asked.device, asked.repeat, asked.timeout) == (None, None, 9)
     said, file = parsed(made, ["night.toml", "--repeat", "3"]).under(load(night))  # type: ignore[attr-defined]
-    assert said.settings.repeat == 3
+    assert said.repeat == 3
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from mmrepro.incident.diagnosis import (
 )
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import ConnectionsData, InferenceData, MetricSample, MetricsData
+from mmrepro.watch.checker import Window
 from mmrepro.watch.health import Check, CheckOutcome, Health
 from mmrepro.watch.loop import Diagnosed, Watch
-from mmrepro.watch.memory import MIB, SETTLE_S, Growth, caches_bytes
 from mmrepro.watch.options import WatchCommand
+from mmrepro.watch.processes import MIB, SETTLE_S, Growth, caches_bytes
 from mmrepro.watch.server import CERTAINTIES, WatchServer, state
-from mmrepro.watch.window import Window
 
 F, C = LiveClass, Certainty
 FACTS = TargetFacts(

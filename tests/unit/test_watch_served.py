@@ -16,9 +16,8 @@ import pytest
 from fake_server import answering, http, serving
 from mmrepro.errors import UsageError
 from mmrepro.watch import server
-from mmrepro.watch.build import watch_of
 from mmrepro.watch.health import Check, Health
-from mmrepro.watch.loop import Diagnosed, Watch
+from mmrepro.watch.loop import Diagnosed, Watch, watch_of
 from mmrepro.watch.options import WatchCommand
 from mmrepro.watch.server import WatchServer, parse_address, state
 

@@ -12,9 +12,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from mmrepro.accept import sampling, session as accept
-from mmrepro.campaign.disk import Bound
+from mmrepro.accept import running, session as accept
 from mmrepro.campaign.events import Note, json_lines
+from mmrepro.campaign.provisions import Bound
 from mmrepro.capture.messages import Contents
 from mmrepro.case.files import write_case
 from mmrepro.case.model import CASE_FILE, Case, ServerWanted
@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 
 THEIRS = "not mmrepro's\nand without an end"
 KINDS = ("fifo", "socket", "link", "dangling link")
-SAMPLE = sampling.Sample(gpu=0, utilisation_pct=1.0, memory_bytes=1.0)
+SAMPLE = running.Sample(gpu=0, utilisation_pct=1.0, memory_bytes=1.0)
 KV = ("--free", "6784MiB", "--runtime", "5061MiB", "--block-bytes", "8388608", "--need", "3446")
 
 
@@ -60,7 +60,7 @@ def appended(place: Path) -> None:
 
 
 def sampled(place: Path) -> None:
-    with sampling.sampled(lambda: [SAMPLE], place / "gpu.jsonl", "step"):
+    with running.sampled(lambda: [SAMPLE], place / "gpu.jsonl", "step"):
         pass
 
 

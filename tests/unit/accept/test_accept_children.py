@@ -13,13 +13,11 @@ import psutil
 import pytest
 from matrix_nights import FakeTrials
 from mmrepro.accept import running
-from mmrepro.accept.judging import broken_off
+from mmrepro.accept.judging import Child, Ended, Judged, Needs, Part, Step, broken_off
 from mmrepro.accept.running import StepRun
-from mmrepro.accept.steps import Child, Ended, Judged, Needs, Part, Step
 from mmrepro.campaign import provisions
-from mmrepro.campaign.child import spawn_program
 from mmrepro.campaign.provisions import Provisions
-from mmrepro.campaign.trial import TrialOptions
+from mmrepro.campaign.trial import TrialOptions, spawn_program
 from mmrepro.campaign.work import Began, Here
 from mmrepro.incident.acceptance import StepRecord
 from mmrepro.machine.files import Device

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 import verdicts
-from mmrepro.accept import asserts, race
-from mmrepro.accept.judging import claims_judge, junit_judge, machine_judge, run_judge
+from mmrepro.accept import parts
+from mmrepro.accept.judging import (
+    Ended,
+    Judged,
+    claims_judge,
+    junit_judge,
+    machine_judge,
+    run_judge,
+)
 from mmrepro.accept.parts import BORROWED_FAULTS, NOTE_FAULTS, PARTS, chosen
-from mmrepro.accept.steps import Ended, Judged
 from mmrepro.errors import UsageError
 from mmrepro.incident.acceptance import Status
 from mmrepro.reports import load
@@ -132,9 +138,9 @@ def test_what_cannot_be_tried_is_not_tested(tmp_path: Path) -> None:
     document = {"device": "cuda", "error": "torch finds no CUDA device here"}
     for judge in (
         claims_judge("it", "torch"),
-        race.judge_prediction,
-        race.judge_observation,
-        asserts.judge_refusals,
+        parts.judge_prediction,
+        parts.judge_observation,
+        parts.judge_refusals,
     ):
         judged = judge(ended(tmp_path, 4, document=document))
         assert statuses(judged) == [Status.NOT_TESTED]
@@ -192,18 +198,18 @@ def test_no_report_of_tests_is_no_success(tmp_path: Path, text: str) -> None:
 
 
 def test_the_prediction_of_reused_mask_is_the_recorded_run_s() -> None:
-    pinned = verdicts.read()["recordings"][race.RECORDED]
-    assert pinned["conditions"] == race.RECORDED_TRUTHS
+    pinned = verdicts.read()["recordings"][parts.RECORDED]
+    assert pinned["conditions"] == parts.RECORDED_TRUTHS
     assert pinned["outcome"] == "reproduced"
 
 
 def test_the_recorded_run_is_as_predicted(tmp_path: Path) -> None:
-    judged = race.judge_reused_mask(recorded(race.RECORDED, tmp_path))
+    judged = parts.judge_reused_mask(recorded(parts.RECORDED, tmp_path))
     assert statuses(judged) == [Status.PASSED, Status.PASSED]
 
 
 def test_a_run_that_differs_from_the_prediction_fails_by_it(tmp_path: Path) -> None:
-    judged = race.judge_reused_mask(recorded("borrowed-faults-reused-mask-fix", tmp_path))
+    judged = parts.judge_reused_mask(recorded("borrowed-faults-reused-mask-fix", tmp_path))
     assert judged.rows[1].status is Status.FAILED
     assert "image-500 not-met in place of met" in judged.rows[1].seen
 
@@ -215,7 +221,7 @@ def masks(**outcomes: str) -> dict[str, Any]:
 
 def observed(tmp_path: Path, predicted: dict[str, Any], seen: dict[str, Any]) -> list[Status]:
     made = ended(tmp_path, 0, document=seen, before={"prediction": predicted})
-    return statuses(race.judge_observation(made))[1:]
+    return statuses(parts.judge_observation(made))[1:]
 
 
 def test_a_prediction_stands_beside_each_outcome(tmp_path: Path) -> None:
@@ -230,10 +236,10 @@ def test_a_prediction_stands_beside_each_outcome(tmp_path: Path) -> None:
 
 
 def test_a_prediction_is_made_where_outcomes_are_told(tmp_path: Path) -> None:
-    made = race.judge_prediction(ended(tmp_path, 0, document=masks(one="assert")))
+    made = parts.judge_prediction(ended(tmp_path, 0, document=masks(one="assert")))
     assert statuses(made) == [Status.PASSED]
     assert made.rows[0].seen == "mask one: assert"
-    silent = race.judge_prediction(ended(tmp_path, 1, document={}))
+    silent = parts.judge_prediction(ended(tmp_path, 1, document={}))
     assert statuses(silent) == [Status.BROKEN_OFF]
 
 
@@ -250,7 +256,7 @@ def recorded_asserts(tmp_path: Path, **outputs: str) -> list[Status]:
     ]
     claims = [{"text": "it is raised late", "status": "confirmed"}]
     document = RECORDED_ASSERTS | {"refusals": found, "claims": claims}
-    judged = asserts.judge_refusals(ended(tmp_path, 0, document=document))
+    judged = parts.judge_refusals(ended(tmp_path, 0, document=document))
     return [row.status for row in judged.rows if "rules" in row.source]
 
 

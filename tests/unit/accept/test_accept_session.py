@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 from matrix_nights import HOST, FakeProvisions, FakeTrials
 from mmrepro.accept import running
-from mmrepro.accept.running import StepRun, beside
-from mmrepro.accept.sampling import Sample
+from mmrepro.accept.judging import Child, Ended, Judged, Needs, Part, Step
+from mmrepro.accept.running import Sample, StepRun, beside
 from mmrepro.accept.session import STARTS_FILE, Accepting, exit_code
-from mmrepro.accept.steps import Child, Ended, Judged, Needs, Part, Step
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import CampaignEvent, RunEnded
-from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.work import Here
+from mmrepro.campaign.work import Here, LocalPlaces
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.acceptance import Acceptance, PartRecord, Row, Status
 from mmrepro.records import Moment

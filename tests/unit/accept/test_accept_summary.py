@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from campaign_samples import acceptance
 from mmrepro.accept.parts import PARTS
-from mmrepro.accept.running import StepRun
-from mmrepro.accept.sampling import Sample, sampled, used
+from mmrepro.accept.running import Sample, StepRun, sampled, used
 from mmrepro.cli.app import app
 from mmrepro.errors import GpuUnavailable
 from mmrepro.incident.acceptance import Acceptance, PartRecord, Peak

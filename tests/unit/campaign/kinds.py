@@ -17,14 +17,13 @@ from fuzz_sessions import FakedFuzzing, server, write_replay
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
 from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.session import Ablating
+from mmrepro.accept.judging import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
 from mmrepro.accept.running import StepRun, beside
 from mmrepro.accept.session import Accepting
-from mmrepro.accept.steps import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
-from mmrepro.bisect.points import field_of
+from mmrepro.bisect.plan import field_of
 from mmrepro.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Policy
-from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.work import Began, Here, Places
+from mmrepro.campaign.work import Began, Here, LocalPlaces, Places
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case
 from mmrepro.errors import EngineStartError
@@ -36,8 +35,7 @@ from mmrepro.incident.acceptance import Row, Status
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.incident.searches import ABLATION_FILE, BISECTION_FILE, Ablation, Bisection
 from mmrepro.machine.journal import JournalKind
-from mmrepro.matrix.nights import begin
-from mmrepro.matrix.session import Nightly, Slicing
+from mmrepro.matrix.session import Nightly, begin
 from mmrepro.records import Record
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.store import STUCK, VERDICTS
@@ -88,7 +86,7 @@ def matrix(folder: Path, say: Say, jobs: int = 1) -> Opened:
     ledger = Ledger(folder)
     runs = begin(ledger, night(), cells)
     places = LocalPlaces(Noted(world, say), FakeProvisions(), jobs)
-    return Opened(Nightly(ledger, runs, Slicing()), places, ledger.close)
+    return Opened(Nightly(ledger, runs), places, ledger.close)
 
 
 def bisect(folder: Path, say: Say, jobs: int = 1) -> Opened:

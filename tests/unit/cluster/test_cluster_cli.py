@@ -11,7 +11,7 @@ from mmrepro.cluster import machines
 from mmrepro.cluster.remote import Engines
 from mmrepro.cluster.where import placed
 from mmrepro.errors import UsageError
-from mmrepro.matrix.file import load
+from mmrepro.matrix.options import Cluster, load
 from typer.testing import CliRunner
 
 
@@ -48,8 +48,8 @@ def test_places_are_the_clusters_for_orders_of_any_kind(monkeypatch: pytest.Monk
     monkeypatch.setattr(machines, "Machines", lambda *given: made.append(given))
     options = TrialOptions(timeout_s=5.0)
     with placed(None, "auto") as where:
-        where.places(print, options, device="cuda", disk=7, needs={"cpus": 2.0})
+        where.places(print, options, device="cuda", disk=7, needs=Cluster(cpus=2.0))
         where.places(print, options)
     (_, outfit, needs, _), (_, plain, usual, _) = made
-    assert (outfit, needs) == (Engines(options, 7), machines.Needs(cpus=2.0))
-    assert (plain, usual) == (Engines(options), machines.Needs())
+    assert (outfit, needs) == (Engines(options, 7), Cluster(cpus=2.0))
+    assert (plain, usual) == (Engines(options), None)

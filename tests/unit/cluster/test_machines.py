@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 import ray.exceptions
 from matrix_nights import FakeTrials, planned
-from mmrepro.campaign.groups import groups_of
-from mmrepro.campaign.schedule import Next
+from mmrepro.campaign.schedule import Next, groups_of
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import Began, CellsUntilWhole, began_of
 from mmrepro.cluster import machines as module, remote
-from mmrepro.cluster.machines import Machines, Needs, connected, label, lost_because
-from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent
-from mmrepro.cluster.transport import packed
+from mmrepro.cluster.machines import Machines, connected, label, lost_because
+from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent, packed
 from mmrepro.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
 from mmrepro.incident.ledger import Attempt
+from mmrepro.matrix.options import Cluster
 from mmrepro.signature import Outcome
 
 ADDRESS = "192.0.2.7"
@@ -113,7 +112,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_reached", lambda where, seconds: None)
 
 
-def cluster(fake: FakeRay, needs: Needs | None = None) -> tuple[Machines, list[str]]:
+def cluster(fake: FakeRay, needs: Cluster | None = None) -> tuple[Machines, list[str]]:
     told: list[str] = []
     made = Machines(fake, Engines(TrialOptions()), needs, told.append)
     made.expect([GROUP])
@@ -215,7 +214,7 @@ def test_a_head_that_is_silent_is_waited_for_and_then_given_up(
 
 def test_one_with_too_little_is_left_out() -> None:
     fake = FakeRay([node(1), node(2, CPU=8.0), node(3, CPU=8.0, memory=2e9)])
-    there, told = cluster(fake, Needs(cpus=8, memory=4 * 10**9))
+    there, told = cluster(fake, Cluster(cpus=8, memory=4 * 10**9))
     assert [m.name for m in there.there()] == ["ray-00000002"]
     assert told == [
         "ray-00000001 is not used: a run asks for 8 of Ray's CPU, and it has 4",

@@ -18,12 +18,20 @@ from fake_player import FakePlayer
 from fake_plays import SERVER, fake_case, fake_op
 from filelock import FileLock
 from matrix_nights import FakeProvisions, FakeTrials, planned
-from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.schedule import groups_of
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here
 from mmrepro.cluster import remote
-from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, carry_out, greet, with_incident
-from mmrepro.cluster.transport import unpacked
+from mmrepro.cluster.remote import (
+    Engines,
+    Greeting,
+    Parcel,
+    Said,
+    carry_out,
+    greet,
+    unpacked,
+    with_incident,
+)
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.machine.files import CACHE_VARIABLE
 from mmrepro.play.players import Players, Servers
@@ -39,7 +47,7 @@ def as_in_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The folder below the cache; signals are as before afterwards."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     # What the worker was started with is this test's own.
-    monkeypatch.setattr(remote.inherited, "started_with", lambda: dict(os.environ))
+    monkeypatch.setattr(remote, "started_with", lambda: dict(os.environ))
     before = signal.getsignal(signal.SIGCHLD)
     yield tmp_path / "cache" / remote.FOLDER
     signal.signal(signal.SIGCHLD, before)

@@ -7,8 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 from made_nights import LETTERS, attempt, attempts
-from mmrepro.history.chance import fisher, wilson
-from mmrepro.history.states import VERDICTS, State, settle, surprise
+from mmrepro.history.states import VERDICTS, State, fisher, settle, surprise, wilson
 from mmrepro.signature import Outcome
 
 RUNS = st.text("rndil", max_size=7)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Handler
-from mmrepro.campaign.groups import Group
+from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.work import CellsUntilWhole, Here, Order, Places, Working
 from mmrepro.errors import PlaceLost
 from mmrepro.history.ledger import AnyRecord, Ledger, NightRuns
@@ -33,7 +33,7 @@ def execute(
     **how: Any,
 ) -> Night:
     """The campaign over what is left of it."""
-    policy = Nightly(ledger, runs, slicing or Slicing())
+    policy = Nightly(ledger, runs, slicing)
     return Campaign(policy, places, handlers, **{"wait_s": 0.1, **how}).execute()
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
 from mmrepro.campaign import campaign
-from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.trial import TrialOptions
+from mmrepro.campaign.work import LocalPlaces
 from mmrepro.cli.app import app
 from mmrepro.cluster import where as conducting
 from mmrepro.errors import MmreproError

@@ -9,10 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from mmrepro.campaign import disk, provisions
-from mmrepro.campaign.disk import Bound
-from mmrepro.campaign.groups import Group
-from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign import provisions
+from mmrepro.campaign.provisions import Bound, Provisions
+from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.environments.spec import EnvironmentSpec, Manifest
 from mmrepro.incident.ledger import Cell, Planned
@@ -27,7 +26,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used, self.dropped = 500 * GIB, list[str]()
         self.in_use: set[str] = set()
-        monkeypatch.setattr(disk, "drop", self.drop)
+        monkeypatch.setattr(provisions, "drop", self.drop)
 
     def build(self, bound: Bound, name: str) -> None:
         self.used += 10 * GIB
@@ -89,8 +88,8 @@ def test_uv_forgets_what_only_the_dropped_one_had(
     manifest(tmp_path / "environments/one", "torch==2", "sglang==1", "numpy==1")
     manifest(tmp_path / "environments/two", "torch==2", "sglang==2")
     asked: list[list[str]] = []
-    monkeypatch.setattr(disk, "run_uv", lambda arguments: asked.append(arguments))
-    assert disk.drop("one")
+    monkeypatch.setattr(provisions, "run_uv", lambda arguments: asked.append(arguments))
+    assert provisions.drop("one")
     assert asked == [["cache", "clean", "numpy", "sglang"]]
     assert [p.name for p in (tmp_path / "environments").iterdir() if p.name[0] != "."] == ["two"]
 

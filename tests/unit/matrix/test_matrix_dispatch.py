@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings, strategies as st
 from matrix_nights import planned
-from mmrepro.campaign.dispatch import Costs, Dispatcher, Slice
-from mmrepro.campaign.groups import Group, groups_of
+from mmrepro.campaign.schedule import Costs, Dispatcher, Group, Slice, groups_of
 
 
 def groups(*sizes: int) -> list[Group]:

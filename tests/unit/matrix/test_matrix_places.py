@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from matrix_nights import FakePlace, FakePlaces, World, execute, night, planned
 from mmrepro.campaign.events import CampaignEvent, Note, RunBegan, RunEnded
-from mmrepro.campaign.schedule import next_run
+from mmrepro.campaign.schedule import Schedule
 from mmrepro.errors import ExitCode, NoPlaceLeft
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
-from mmrepro.matrix.nights import begin, unfinished
-from mmrepro.matrix.session import STRIKES, Slicing
+from mmrepro.matrix.session import STRIKES, Slicing, begin, unfinished
 from mmrepro.signature import Outcome
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
-SLICED = Slicing(sliced=True, build_s=lambda group: 0.0, setup_s=0)
+SLICED = Slicing(build_s=lambda group: 0.0, setup_s=0)
 bad: World = lambda cell, index: BAD  # noqa: E731
 
 
@@ -66,10 +65,10 @@ def check(runs: NightRuns, cells: Sequence[Planned]) -> None:
     """Each attempt is the one that the schedule has next, and none is left."""
     for one in cells:
         attempts = runs.attempts_of(one.cell.id)
-        rules = {"repeat": runs.night.repeat, "confirm": runs.night.confirm}
+        rules = Schedule(runs.night.repeat, runs.night.confirm)
         for number, made in enumerate(attempts):
-            assert next_run(attempts[:number], one, **rules) == (made.index, made.role)
-        assert next_run(attempts, one, **rules) is None
+            assert rules.next(attempts[:number], one) == (made.index, made.role)
+        assert rules.next(attempts, one) is None
     assert runs.night.state is NightState.COMPLETE
 
 

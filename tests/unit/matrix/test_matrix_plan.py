@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.campaign.groups import Estimates, groups_of
+from mmrepro.campaign.schedule import Estimates, groups_of
 from mmrepro.engines import spec_for
 from mmrepro.environments.index import Listed
 from mmrepro.environments.spec import EnvironmentSpec
@@ -17,7 +18,7 @@ from mmrepro.errors import UsageError
 from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Planned
 from mmrepro.matrix import plan as planning, selectors
-from mmrepro.matrix.file import Rows, Settings, load
+from mmrepro.matrix.options import MatrixRunCommand, Rows, load
 from mmrepro.matrix.plan import Plan, dry_run, sharded
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario, scenario_names
@@ -41,10 +42,11 @@ def nothing(spec: EnvironmentSpec) -> Sequence[Listed]:
     raise AssertionError("the index was asked")
 
 
-def plan(*scenarios: str, ask: object = listing, **over: object) -> Plan:
-    settings = Settings.model_validate({"device": "cpu", **over})
+def plan(*scenarios: str, ask: object = listing, releases: str = "", **over: Any) -> Plan:
+    wanted = selectors.parse(releases) if releases else ()
+    settings = MatrixRunCommand(**{"device": "cpu", "releases": wanted, **over})
     rows = [Rows(scenario=list(scenarios))]
-    return planning.plan("n", rows, settings, Settings(), listing=ask)  # type: ignore[arg-type]
+    return planning.plan("n", rows, settings, MatrixRunCommand(), listing=ask)  # type: ignore[arg-type]
 
 
 def cells(made: Plan) -> list[str]:
@@ -61,7 +63,7 @@ def releases(made: Plan) -> list[str]:
 def test_the_catalogues_night_has_every_scenario() -> None:
     """At its own release, under each mitigation that helps there, behind its range, and newest."""
     loaded = load(Path(__file__).parents[3] / "docs/nightly/catalogue.toml")
-    made = planning.plan("n", loaded.cell, Settings(), loaded.matrix, listing=listing)
+    made = planning.plan("n", loaded.cell, MatrixRunCommand(), loaded.matrix, listing=listing)
     ran = {
         (p.cell.scenario, p.cell.variant, p.cell.release, p.cell.mitigations) for p in made.cells
     }
@@ -164,7 +166,7 @@ def test_an_edge_is_between_neighbours(numbers: list[int], low: int, high: int) 
 
 
 def test_each_mitigation_is_a_row_where_it_speaks() -> None:
-    made = plan(GHOST, releases="0.23.0,0.24.0", mitigation=["each"])
+    made = plan(GHOST, releases="0.23.0,0.24.0", mitigation=("each",))
     helps = [m.name for m in load_scenario(GHOST).mitigations if not m.release]
     assert helps
     assert cells(made) == [
@@ -173,15 +175,15 @@ def test_each_mitigation_is_a_row_where_it_speaks() -> None:
         "0.24.0 ghost-key-eviction not-reproduced",
     ]
     assert "is the release 0.24.0, a column of its own" in made.notes[0]
-    [only] = plan(GHOST, releases="0.23.0", mitigation=[helps[0]]).cells
+    [only] = plan(GHOST, releases="0.23.0", mitigation=(helps[0],)).cells
     assert only.cell.mitigations == (helps[0],)
 
 
 def test_a_mitigation_that_there_is_not() -> None:
     with pytest.raises(UsageError, match="no mitigation 'prayer'"):
-        plan(GHOST, releases="own", mitigation=["prayer"])
+        plan(GHOST, releases="own", mitigation=("prayer",))
     with pytest.raises(UsageError, match="another release") as caught:
-        plan(GHOST, releases="own", mitigation=["release"])
+        plan(GHOST, releases="own", mitigation=("release",))
     assert caught.value.hint == "--releases 0.24.0"
 
 
@@ -309,24 +311,27 @@ server-arg = "--dtype=float32"
     made = load(file)
     assert made.matrix.repeat == 2
     assert (made.matrix.max_time, made.matrix.every, made.matrix.disk) == (5400, 86400, 40 << 30)
-    assert made.matrix.quarantine == "ci/known.toml"
+    assert made.matrix.quarantine == Path("ci/known.toml")
     first, second = made.cell
     assert first.releases == ["own", "0.22.0..0.23.0"]
     assert second.scenario == ["mm-cache-desync", "ci/mine.py"]
     assert second.server_arg == ["--dtype=float32"]
     second.scenario.pop()
-    over = Settings()
+    over = MatrixRunCommand()
     cells = planning.plan("n", made.cell, over, made.matrix, listing=listing).cells
     assert sum(p.cell.scenario == GHOST for p in cells) > 2, "its own releases and mitigations"
     of_second = [p.cell for p in cells if p.cell.scenario == "mm-cache-desync"]
     assert [c.release for c in of_second] == ["0.13.0", "0.14.0", "0.32.0"], "the file's"
-    over = Settings(releases=["0.24.0"], mitigation=["none"])
+    over = MatrixRunCommand(releases=("0.24.0",), mitigation=("none",))
     cells = planning.plan("n", made.cell, over, made.matrix, listing=listing).cells
     assert {p.cell.release for p in cells} == {"0.24.0"}, "the command line's"
 
 
 def test_settings_over_others() -> None:
-    mine, file = Settings(repeat=3, confirm=0), Settings(repeat=1, jobs=2, max_time=60)
+    mine, file = (
+        MatrixRunCommand(repeat=3, confirm=0),
+        MatrixRunCommand(repeat=1, jobs=2, max_time=60),
+    )
     both = mine.over(file)
     assert (both.repeat, both.confirm, both.jobs, both.max_time) == (3, 0, 2, 60)
 

@@ -20,14 +20,13 @@ from matrix_nights import (
     night,
     planned,
 )
-from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.schedule import left, next_run
-from mmrepro.campaign.work import INCIDENTS
+from mmrepro.campaign.schedule import Schedule
+from mmrepro.campaign.work import INCIDENTS, LocalPlaces
 from mmrepro.errors import UsageError
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.states import State, settle
 from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
-from mmrepro.matrix.nights import begin, unfinished
+from mmrepro.matrix.session import begin, unfinished
 from mmrepro.signature import Outcome
 
 BAD, GOOD, UNSURE = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
@@ -81,17 +80,17 @@ def roles(runs: NightRuns, cell: str) -> list[str]:
 def test_what_comes_next(came: list[tuple[str, Came]], following: str | None) -> None:
     one = planned("a", "1.0")
     done = [attempt(one, n, c, role) for n, (role, c) in enumerate(came, 1)]  # type: ignore[arg-type]
-    coming = next_run(done, one, repeat=1, confirm=2)
+    coming = Schedule(1, 2).next(done, one)
     assert (coming.role if coming else None) == following
     assert coming is None or coming.number == len(came) + 1
-    assert (left(done, one, repeat=1, confirm=2) == 0) == (coming is None)
+    assert (Schedule(1, 2).left(done, one) == 0) == (coming is None)
 
 
 def test_what_was_so_the_night_before_is_no_surprise() -> None:
     one = planned("a", "1.0")
-    before = settle([attempt(one, 1, GOOD)])
-    assert next_run([attempt(one, 1, GOOD)], one, repeat=1, confirm=2, before=before) is None
-    coming = next_run([attempt(one, 1, BAD)], one, repeat=1, confirm=2, before=before)
+    rules = Schedule(1, 2, {one.cell.id: settle([attempt(one, 1, GOOD)])})
+    assert rules.next([attempt(one, 1, GOOD)], one) is None
+    coming = rules.next([attempt(one, 1, BAD)], one)
     assert coming is not None
     assert coming.role == "confirm", "expected by the scenario, but not so the night before"
 
@@ -99,8 +98,8 @@ def test_what_was_so_the_night_before_is_no_surprise() -> None:
 def test_all_planned_runs_come_before_the_first_confirming_one() -> None:
     one = planned("a", "1.0")
     done = [attempt(one, 1, GOOD)]
-    assert next_run(done, one, repeat=2, confirm=1) == (2, "planned")
-    assert left(done, one, repeat=2, confirm=1) == 1
+    assert Schedule(2, 1).next(done, one) == (2, "planned")
+    assert Schedule(2, 1).left(done, one) == 1
 
 
 # ---------------------------------------------------------------- whole nights

@@ -18,14 +18,13 @@ import pytest
 from _fleet import Fleet, Simulated, Times, copies, simulate
 from matrix_nights import FakePlaces, FakeProvisions, FakeTrials, attempt, execute, night, planned
 from matrix_simulate import ASSUMED_BYTES, NEAR, NONE, OWN, Packages
-from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group, groups_of
+from mmrepro.campaign.schedule import ASSUMED_BUILD_S, Group, groups_of
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here, Order, Working
 from mmrepro.environments.spec import Manifest
 from mmrepro.environments.store import Size, Stored
 from mmrepro.history.ledger import Ledger
 from mmrepro.matrix import plan as planning
-from mmrepro.matrix.nights import begin
-from mmrepro.matrix.session import Slicing
+from mmrepro.matrix.session import Slicing, begin
 from mmrepro.records import WheelFacts
 from mmrepro.signature import Outcome
 
@@ -219,7 +218,7 @@ def a_real_night(folder: Path) -> bool:
         for one in before:
             ledger.append(attempt(one, 1, Outcome.REPRODUCED, seconds=sleeps[one.cell.id]))
         places = [SleepingPlace(n, sleeps, Sleeping(build, setup)) for n in "abc"]
-        slicing = Slicing(sliced=True, build_s=lambda group: build, setup_s=setup)
+        slicing = Slicing(build_s=lambda group: build, setup_s=setup)
         runs = begin(ledger, night(), cells)
         began = time.monotonic()
         execute(ledger, runs, FakePlaces(places), slicing)  # type: ignore[arg-type]

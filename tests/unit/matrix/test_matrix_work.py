@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials, attempt, planned
 from mmrepro.campaign import provisions as module
-from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.schedule import groups_of
 from mmrepro.campaign.trial import TrialOptions, cell_of, run_options
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here
 from mmrepro.environments.spec import starts_seen

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from made_nights import BEGAN
+from mmrepro.history.concerns import Quarantine
 from mmrepro.history.ledger import History
-from mmrepro.history.quarantine import Quarantine
 from mmrepro.reports.documents import render
 from mmrepro.reports.nightly import KIND, NightView
 from night_document import NEEDED, watch

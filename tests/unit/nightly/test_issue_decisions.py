@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from made_nights import cell, night, told, written
-from mmrepro.history.concerns import concerns
+from mmrepro.history.concerns import Quarantine, concerns
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.history.quarantine import Quarantine
 from mmrepro.incident.ledger import Cell, NightState
 from mmrepro.signature import Outcome
 from night_documents import NOBODY, Json, Script, concerns_at

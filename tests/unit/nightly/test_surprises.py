@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hostile import HOSTILE
 from markdown_it import MarkdownIt
-from mmrepro.history.quarantine import Quarantine
+from mmrepro.history.concerns import Quarantine
 from mmrepro.incident.folder import incident_json
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.reports import load

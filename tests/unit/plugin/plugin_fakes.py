@@ -14,7 +14,7 @@ import pytest
 from matrix_nights import FakeProvisions, FakeTrials
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.pytest_plugin import files, marked, running
+from mmrepro.pytest_plugin import items, running
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
 
@@ -25,7 +25,7 @@ sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent / "matrix")!r}]
 import plugin_fakes
 plugin_fakes.install({{world!r}})
 """
-KNOWN = (files, marked, load_scenario("ghost-key-eviction"))
+KNOWN = (items, load_scenario("ghost-key-eviction"))
 """Imported here once: each run of pytest in this process forgets what it imported."""
 
 World = Mapping[str, Sequence[str]]
@@ -61,7 +61,7 @@ class RecordingTrials(FakeTrials):
             time.sleep(0.02)  # so that two of them, were they allowed to, overlap
         done = super().run(cell, folder, root, night=night, index=index, role=role)
         _log(f"end {worker} {cell.release}")
-        expected = marked.planned("", load_scenario(cell.scenario), cell).expected
+        expected = items.planned("", load_scenario(cell.scenario), cell).expected
         told = {"expected": expected, "explanation": "as the fake has it"}
         update = told if done.outcome else {"expected": None}
         return done.model_copy(update={**update, "command": "mmrepro run"})

@@ -11,7 +11,7 @@ from typing import Any
 import plugin_fakes
 import pytest
 from matrix_nights import FakeProvisions
-from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.schedule import groups_of
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.incident.ledger import Cell, Planned
 from mmrepro.pytest_plugin import running

@@ -10,9 +10,9 @@ from typing import Any
 from fake_plays import SERVER, Answers, fake_seen
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Handler
-from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
+from mmrepro.campaign.work import LocalPlaces
 from mmrepro.case.files import case_digest, write_case
 from mmrepro.case.model import Case
 from mmrepro.case.sending import Played, PlayState

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 
+from mmrepro.history.concerns import Entry, Quarantine
 from mmrepro.history.ledger import History
-from mmrepro.history.quarantine import Entry, Quarantine
 from mmrepro.incident.ledger import (
     Attempt,
     Cell,

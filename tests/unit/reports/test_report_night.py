@@ -9,8 +9,8 @@ from datetime import date, timedelta
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from mmrepro.history.concerns import Quarantine
 from mmrepro.history.ledger import History
-from mmrepro.history.quarantine import Quarantine
 from mmrepro.history.states import State
 from mmrepro.incident.ledger import Event, EventKind, NightState, Planned
 from mmrepro.reports.blocks import Table, words

@@ -1,4 +1,5 @@
-"""``@pytest.mark.mmrepro`` and what the fixture ``mmrepro_run`` gives."""
+"""What pytest collects and runs of mmrepro: the jobs of a ``*.mmrepro.toml``, and what the marker
+``@pytest.mark.mmrepro`` and its fixture ``mmrepro_run`` ask for."""
 
 from __future__ import annotations
 
@@ -6,32 +7,187 @@ import contextlib
 import inspect
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
-from mmrepro.campaign.groups import groups_of
-from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, incident_in
+from mmrepro.campaign.schedule import CONFIRM, REPEAT, Group, groups_of
+from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, cell_of, incident_in
 from mmrepro.campaign.work import INCIDENTS
 from mmrepro.errors import MmreproError, UsageError
+from mmrepro.history.concerns import Quarantine, load_quarantine
 from mmrepro.history.states import State
 from mmrepro.incident import Incident
 from mmrepro.incident.folder import unused
 from mmrepro.incident.ledger import Attempt, Cell, Planned
-from mmrepro.matrix.file import Device, Seconds, Texts
-from mmrepro.matrix.plan import planned
-from mmrepro.pytest_plugin import FIXTURE, MARKER, PROPERTY
-from mmrepro.pytest_plugin.options import out_folder, session_name
-from mmrepro.pytest_plugin.running import How, Runs
-from mmrepro.pytest_plugin.telling import Ran, failure, sentence
+from mmrepro.matrix.options import Device, MatrixFile, MatrixRunCommand, Seconds, Texts, load
+from mmrepro.matrix.plan import plan, planned
+from mmrepro.matrix.session import night_options
+from mmrepro.pytest_plugin import (
+    FIXTURE,
+    MARKER,
+    PROPERTY,
+    SUFFIX,
+    MmreproWarning,
+    out_folder,
+    session_name,
+)
+from mmrepro.pytest_plugin.running import How, Ran, Runs, failure, sentence
 from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.run.options import RunCommand
 from mmrepro.run.start import target
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
+from mmrepro.text.sanitize import one_line
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+
+class MatrixToml(pytest.File):
+    """The file: what it plans, and what all its cells share."""
+
+    given: MatrixFile
+    quarantine: Quarantine
+
+    def collect(self) -> Iterator[EnvironmentCells]:
+        try:
+            self.given = load(self.path)
+            named = self.given.matrix.quarantine
+            self.quarantine = load_quarantine(named) if named else Quarantine()
+            made = plan(self._night, self.given.cell, MatrixRunCommand(), self.given.matrix)
+        except MmreproError as error:
+            raise self.CollectError(sentence(error)) from None
+        warnings = self.quarantine.warnings((p.cell for p in made.cells), datetime.now(UTC))
+        for text in (*(f"Left out: {note}." for note in made.notes), *warnings):
+            self.warn(MmreproWarning(f"{self.name}: {text}"))
+        for group in groups_of(made.cells):
+            yield EnvironmentCells.from_parent(self, name=group.name, group=group)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Made for the first cell: ``max-time`` is counted from there on."""
+        settings = self.given.matrix
+        return Runs(
+            How(
+                root=out_folder(self.config),
+                night=self._night,
+                options=night_options(settings, settings.machine),
+                repeat=settings.repeat or REPEAT,
+                confirm=CONFIRM if settings.confirm is None else settings.confirm,
+                until=time.time() + settings.max_time if settings.max_time else None,
+                disk=settings.disk,
+                turns=settings.jobs or 1,
+            )
+        )
+
+    @cached_property
+    def selected(self) -> dict[EnvironmentCells, Group]:
+        """Its cells that this pytest run is to run, by environment."""
+        cells: dict[EnvironmentCells, list[Planned]] = {}
+        for item in self.session.items:
+            if isinstance(item, CellItem) and item.toml is self:
+                cells.setdefault(item.environment, []).append(item.planned)
+        return {one: groups_of(some)[0] for one, some in cells.items()}
+
+    def after(self, environment: EnvironmentCells) -> Group | None:
+        groups = list(self.selected.items())
+        at = [one for one, _ in groups].index(environment) + 1
+        return groups[at][1] if at < len(groups) else None
+
+    def teardown(self) -> None:
+        self.runs.close()
+
+    @property
+    def _night(self) -> str:
+        """Below the folder of incidents: two files may have the same cell."""
+        return f"{session_name(self.config)}/{self.name.removesuffix(SUFFIX)}"
+
+
+class EnvironmentCells(pytest.Collector):
+    """The cells of one environment; while they are run its engine stays imported.
+
+    A scope of its own, so that ``--dist loadscope`` of pytest-xdist gives them to one worker.
+    """
+
+    def __init__(self, *, group: Group, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.group = group
+
+    @property
+    def toml(self) -> MatrixToml:
+        return cast(MatrixToml, self.parent)
+
+    def collect(self) -> Iterator[CellItem]:
+        names: set[str] = set()
+        for one in self.group.cells:
+            cell = one.cell
+            name = one_line(_row(cell, self.path.parent), 300).replace("::", ":")
+            name = f"{name} ({cell.id[-8:]})" if name in names else name
+            names.add(name)
+            yield CellItem.from_parent(self, name=name, planned=one)
+
+    def teardown(self) -> None:
+        self.toml.runs.leave()
+
+
+class CellItem(pytest.Item):
+    """A cell: it is run in the set-up, where a failure is an error, and judged as a test."""
+
+    ran: Ran | None = None
+
+    def __init__(self, *, planned: Planned, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.planned = planned
+        entry = self.toml.quarantine.entry_for(planned.cell, datetime.now(UTC))
+        if entry is not None:
+            self.add_marker(pytest.mark.xfail(reason=entry.says, strict=False))
+
+    @property
+    def environment(self) -> EnvironmentCells:
+        return cast(EnvironmentCells, self.parent)
+
+    @property
+    def toml(self) -> MatrixToml:
+        return self.environment.toml
+
+    def setup(self) -> None:
+        if self.config.getoption("setupplan", False):
+            return
+        toml, environment = self.toml, self.environment
+        try:
+            attempts = toml.runs.run(
+                toml.selected[environment], self.planned, toml.after(environment)
+            )
+        except (MmreproError, OSError) as error:
+            raise failure(sentence(error)) from None
+        self.ran = Ran(
+            what=f"{self.name} on {environment.name}",
+            planned=self.planned,
+            attempts=tuple(attempts),
+            root=toml.runs.how.root,
+            here=self.config.invocation_params.dir,
+        )
+        self.user_properties += self.ran.properties
+        self.ran.check_learnt(self.config)
+
+    def runtest(self) -> None:
+        assert self.ran is not None
+        self.ran.check_expected()
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        return self.path, None, f"{self.name} on {self.environment.name}"
+
+
+def _row(cell: Cell, folder: Path) -> str:
+    """As ``Cell.row``, with a scenario's file named relative to ``folder``: the name of a test does
+    not depend on where pytest is started."""
+    if not cell.scenario.endswith(".py"):
+        return cell.row
+    return cell.model_copy(update={"scenario": os.path.relpath(cell.scenario, folder)}).row
+
 
 _RAN = pytest.StashKey[Ran]()
 
@@ -61,20 +217,16 @@ class Asked(BaseModel):
         scenario = load_scenario(self.scenario).with_variant(self.variant)
         scenario.read_options(self.options)
         wanted = RunCommand(
-            release=self.release, device=self.device, mitigations=tuple(self.mitigations)
-        )
-        spec = target(scenario, wanted)
-        cell = Cell(
             scenario=self.scenario,
             variant=self.variant,
-            engine=scenario.engine,
-            release=spec.release,
-            device=spec.device,
+            release=self.release,
+            device=self.device,
             mitigations=tuple(dict.fromkeys(self.mitigations)),
             server_args=tuple(self.server_args),
             options=tuple(self.options),
         )
-        return planned("", scenario, cell)
+        spec = target(scenario, wanted)
+        return planned("", scenario, cell_of(scenario, wanted, spec.device, release=spec.release))
 
 
 def prepare(item: pytest.Item) -> None:
@@ -146,12 +298,10 @@ class FinishedRun:
 
     @property
     def command(self) -> str:
-        """That repeats it."""
         return self._attempt.command
 
     @property
     def folder(self) -> Path:
-        """Of the incident."""
         assert self._ran.folder is not None
         return self._ran.folder
 
