@@ -18,7 +18,7 @@ def load(place: Path | str) -> Incident:
     """The incident in a folder, a file or a bundle. Raises BadIncident."""
     from mmrepro.reports.incident import load as read
 
-    return read(place)
+    return read(Path(place))
 
 
 def kind_of(place: Path) -> Kind[Any]:
