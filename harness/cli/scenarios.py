@@ -168,7 +168,7 @@ def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool, full: bo
     from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks
 
-    shown = rows if full else [row for row in rows if row.alive]
+    shown = rows if full or names else [row for row in rows if row.alive]
     heads = ["failure:name", "observed there:name", "newest release:name", "when:name"]
     blocks = table([*heads, "class", "last run"], map(_row, shown))
     if len(shown) < len(rows):
