@@ -23,7 +23,7 @@ from mmrepro.incident import (
     ModelFacts,
     Setting,
 )
-from mmrepro.incident.folder import Journal, make_run_dir
+from mmrepro.incident.folder import Journal, discard, make_run_dir
 from mmrepro.machine.files import cache_root
 from mmrepro.machine.gpu import Choice, leased
 from mmrepro.machine.host import host_facts
@@ -61,8 +61,14 @@ def begin(scenario: Scenario, options: RunCommand, listener: Listener | None = N
     scenario.read_options(options.options)
     changes(scenario, options.flips)
     folder = make_run_dir(options.out, scenario.full_name, spec.release)
-    incident = blank(scenario, options, spec.release, spec.device, folder)
-    return Journal(incident, folder, listener)
+    try:
+        incident = blank(scenario, options, spec.release, spec.device, folder)
+        journal = Journal(incident, folder, listener)
+        journal.save()  # whoever ends us from now on leaves an incident that can be read
+    except BaseException:
+        discard(folder)
+        raise
+    return journal
 
 
 def execute(

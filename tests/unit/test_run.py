@@ -24,6 +24,7 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident, folder
 from mmrepro.incident.folder import Journal
 from mmrepro.probes.data import LogsData
+from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, rejudge
 from mmrepro.run.options import RunCommand
 from mmrepro.run.runner import begin, execute
@@ -451,3 +452,20 @@ def test_it_is_valid_on_disk_at_every_stage(make: MakeRun, monkeypatch: pytest.M
         ("complete", "verdict"),
     ]  # fmt: skip
     assert json.loads((run.journal.folder / "incident.json").read_text())["failure"] == ""
+
+
+def test_a_run_that_has_begun_can_be_read(tmp_path: Path) -> None:
+    begin(Tiny(), RunCommand(scenario="tiny", device="cpu", out=tmp_path / "out"))
+    assert load(tmp_path / "out").state == "interrupted"
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Incident:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mmrepro.run.runner.blank", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        begin(Tiny(), RunCommand(scenario="tiny", device="cpu", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
