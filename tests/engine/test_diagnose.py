@@ -241,7 +241,17 @@ class Kept:
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     """The server that ``mmrepro run ghost-key-eviction`` left hanging."""
     folder, shm_before = tmp_path_factory.mktemp("hang") / "it", shared_memory()
-    run = [*COMMAND, "run", GHOST, "--keep-server", "--json", "--out", str(folder)]
+    run = [
+        *COMMAND,
+        "run",
+        GHOST,
+        "--keep-server",
+        "--start-mode",
+        "fork",
+        "--json",
+        "--out",
+        str(folder),
+    ]
     done = subprocess.run(run, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
