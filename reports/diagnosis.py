@@ -111,7 +111,8 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     assessment = diagnosis.assessment
     since = f" Since: {diagnosis.since}." if diagnosis.since else ""
     yield b.p(b.strong(words.sentence(assessment.sentence)), since)
-    for match in diagnosis.found[:1]:
+    alike = [match for match in diagnosis.matches if match.fit is Fit.SYMPTOM_ONLY]
+    for match in (diagnosis.found or alike)[:1]:
         fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
         why = f": {match.title}. {words.sentence(match.why)}"
         yield b.p(f"{fit} ", b.code(code_of(match)), why)

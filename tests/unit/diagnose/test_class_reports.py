@@ -12,7 +12,7 @@ from mmrepro import reports
 from mmrepro.cli.app import app
 from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose
-from mmrepro.incident.diagnosis import Certainty, LiveClass
+from mmrepro.incident.diagnosis import Certainty, Fit, LiveClass
 from mmrepro.reports.diagnosis import compose_diagnosis
 from mmrepro.reports.terminal import print_page
 from rich.console import Console
@@ -68,3 +68,14 @@ def test_the_schema_tells_of_classes_and_of_connections() -> None:
     assert set(definitions["LiveClass"]["enum"]) == set(LiveClass)
     assert "classes" in definitions["Diagnosis"]["properties"]
     assert "clients" in definitions["ConnectionsData"]["properties"]
+
+
+def test_a_failure_that_fits_by_its_symptom_alone_is_on_the_first_screen(
+    gone: DiagnoseCommand,
+) -> None:
+    found = diagnose(gone).diagnosis
+    alike = found.matches[0].model_copy(update={"fit": Fit.SYMPTOM_ONLY, "why": "no cause"})
+    shown = io.StringIO()
+    page = compose_diagnosis(None, found.model_copy(update={"matches": [alike]}))
+    print_page(page, Console(file=shown, width=400))
+    assert f"Symptom only {alike.scenario}" in shown.getvalue()
