@@ -40,7 +40,7 @@ class Proxied(Player):
         if self.proxy is None:
             return server
         self.proxy.upstream = server.url
-        self._known.held.enter_context(lying(self.proxy))
+        self._held.enter_context(lying(self.proxy))
         server.url = self.proxy.url
         return server
 
