@@ -19,7 +19,7 @@ def state_of_run(run: CellRun) -> CellState:
     """An unknown cause is not a cause that is gone: it leaves a run without symptom undecided.
 
     A run without the symptom may be inconclusive for the scenario, because the trigger did not
-    come as far as it must. Then it shows no cure; but a cause that was seen was seen.
+    come as far as it must. Such a run shows no workaround, but its observation of the cause counts.
     """
     if run.outcome is None:
         return CellState.LOST

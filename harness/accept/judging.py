@@ -60,7 +60,7 @@ class Child:
 
     @property
     def file(self) -> Path:
-        """Of a script or of tests; these are in the repository, and not in an installed package."""
+        """The script, or the tests, which an installed package does not have."""
         name = self.words[0]
         if not self.tests:
             return reproducer_path(name)
@@ -83,7 +83,7 @@ class Child:
         return shlex.join(["mmrepro", *words[:-1]])
 
     def key(self, device: Device) -> str:
-        """Of what is run; of a script and of tests with their files and those beside them."""
+        """Digest of the command; of scripts and tests also of their files and those beside them."""
         made_of = [mmrepro.__version__, *self.arguments(device), *map(str, self.needs)]
         if self.script or self.tests:
             beside = reproducer_path("minivllm").glob("*.py") if self.tests else ()

@@ -1,10 +1,9 @@
-"""What commands print: tables, JSON documents, the two lines of ``--quiet``; and what is asked."""
+"""What commands print: tables and JSON documents; and what they ask."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -57,13 +56,6 @@ def table(
     for row in rows:
         made.add_row(*row)
     return made
-
-
-def brief(verdict: str, about: str, page: Path | str) -> None:
-    """What ``--quiet`` prints: the verdict, and the path of its page."""
-    from mmrepro.text.sanitize import one_line
-
-    typer.echo(f"{one_line(verdict, 200)}: {one_line(about, 400)}\n{page}")
 
 
 def at_terminal() -> bool:
