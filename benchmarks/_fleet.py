@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mmrepro.campaign.schedule import SETUP_S, Costs, Dispatcher, Group, Slice
-from mmrepro.incident.ledger import Planned
+from mmrepro.failure.documents.ledger import Planned
 
 
 @dataclass(frozen=True)

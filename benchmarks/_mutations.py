@@ -11,13 +11,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 JUDGES = (
-    "harness/signature/*.py",
+    "harness/failure/signature/*.py",
     *(f"harness/scenario/{n}.py" for n in ("common", "vllm", "sglang", "lmdeploy", "minivllm")),
     "harness/run/judge.py",
-    "harness/evidence/model.py",
-    "harness/ablate/search.py",
-    "harness/diagnose/*.py",
-    "harness/text/redact.py",
+    "harness/traffic/evidence/model.py",
+    "harness/campaign/ablate/search.py",
+    "harness/live/diagnose/*.py",
+    "harness/base/text/redact.py",
     "scenarios/**/*.py",
 )
 NEXT = {"Eq": ["NotEq"], "NotEq": ["Eq"], "Is": ["IsNot"], "IsNot": ["Is"],

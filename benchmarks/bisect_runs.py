@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mmrepro.bisect.search import Board, Direction, SearchOptions, Verdict, search, start
-from mmrepro.incident.searches import Bisection, PointVerdict, Side
+from mmrepro.campaign.bisect.search import Board, Direction, SearchOptions, Verdict, search, start
+from mmrepro.failure.documents.searches import Bisection, PointVerdict, Side
 from mmrepro.reports.bisection import KIND
 
 VERDICTS = {

@@ -26,8 +26,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 
 from live_server import Load, ask, serving
-from mmrepro.models import TinyQwen2VL
-from mmrepro.models.qwen import TinyQwen3
+from mmrepro.engines.models import TinyQwen2VL
+from mmrepro.engines.models.qwen import TinyQwen3
 
 ENGINES = {"vllm": ("0.23.0", TinyQwen2VL()), "minivllm": ("0.1", TinyQwen3())}
 COMMAND = [sys.executable, "-m", "mmrepro", "diagnose"]

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmrepro.incident.replay import Fuzz
+from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reproducers.minivllm.config import FAULTS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from live import COMMAND
-from mmrepro.incident.replay import FUZZ_FILE, Finding, Found, Fuzz
+from mmrepro.failure.documents.replay import FUZZ_FILE, Finding, Found, Fuzz
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from mmrepro.case.model import ServerWanted
-from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
-from mmrepro.oracle.comparison import compare_with_reference
-from mmrepro.oracle.judge import judge
-from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.reference import comparable, reference_case
-from mmrepro.play.player import Player, PlayOptions
+from mmrepro.run.play.player import Player, PlayOptions
+from mmrepro.search.oracle.comparison import compare_with_reference
+from mmrepro.search.oracle.judge import judge
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.reference import comparable, reference_case
+from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case.sending import PlayState
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from traces import as_har, healthy_trace

@@ -18,7 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from _fleet import Fleet, Simulated, Times, copies, simulate
+from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.base.units import duration, parse_duration, parse_size
+from mmrepro.campaign.matrix import selectors
+from mmrepro.campaign.matrix.options import DEFAULT_OUT, MatrixFile, MatrixRunCommand, load
+from mmrepro.campaign.matrix.plan import planned_of
+from mmrepro.campaign.matrix.session import Measured
 from mmrepro.campaign.schedule import (
     ASSUMED_BUILD_S,
     ASSUMED_RUN_S,
@@ -30,14 +35,9 @@ from mmrepro.campaign.schedule import (
     groups_of,
 )
 from mmrepro.cli.console import table_console
-from mmrepro.environments.store import Stored
-from mmrepro.errors import MmreproError, UsageError
+from mmrepro.engines.environments.store import Stored
+from mmrepro.failure.documents.ledger import LEDGER_FILE, Planned
 from mmrepro.history.ledger import History, read
-from mmrepro.incident.ledger import LEDGER_FILE, Planned
-from mmrepro.matrix import selectors
-from mmrepro.matrix.options import DEFAULT_OUT, MatrixFile, MatrixRunCommand, load
-from mmrepro.matrix.plan import planned_of
-from mmrepro.matrix.session import Measured
 from mmrepro.reports.blocks import count
 from rich import box
 from rich.console import Console

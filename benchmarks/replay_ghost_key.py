@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from live import COMMAND
 from live_server import serving
 from mitmproxy_recording import HAR_NAME, recording
-from mmrepro.case.files import pictures
-from mmrepro.case.model import Case, Operation
-from mmrepro.case.sending import body
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.incident.replay import FindingClass, Replay
-from mmrepro.models import TinyQwen2VL
+from mmrepro.engines.models import TinyQwen2VL
+from mmrepro.failure.documents.replay import FindingClass, Replay
 from mmrepro.reports.replay import seconds
 from mmrepro.run.starter import MODE_VARIABLE
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import Case, Operation
+from mmrepro.traffic.case.sending import body
 from recorded_traffic import ask, leave
 from traces import as_batch, ghost_trace
 

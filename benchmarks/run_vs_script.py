@@ -19,13 +19,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from mmrepro.base.machine.files import cache_root
 from mmrepro.base.processes import shm_names
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import vllm_spec
-from mmrepro.machine.files import cache_root
-from mmrepro.models import TinyQwen2VL
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import vllm_spec
+from mmrepro.engines.models import TinyQwen2VL
+from mmrepro.engines.supervise import free_port
 from mmrepro.probes.stacks import find_py_spy
-from mmrepro.supervise import free_port
 from mmrepro.traffic.drive import noise
 
 SCRIPT = Path(__file__).with_name("ghost_key_plain.sh")

@@ -17,16 +17,16 @@ import time
 import urllib.request
 from pathlib import Path
 
+from mmrepro.base.machine.files import cache_root
 from mmrepro.engines import get_engine
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import Environment
-from mmrepro.machine.files import cache_root
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.supervise import answers, free_port
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import Starter, StartStages, fork_server_spec
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.supervise import answers, free_port
 
 SCENARIOS = {
     "vllm": "ghost-key-eviction",

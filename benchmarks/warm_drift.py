@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 from mmrepro.base import processes
-from mmrepro.environments.build import ensure
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.supervise.warm import ForkServer
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, fork_server_spec
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.supervise.warm import ForkServer
 from start_modes import Bench
 
 MEMORY_SLACK = 16 << 20

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, Self, TypeVar
 
-from mmrepro.machine.files import write_file
+from mmrepro.base.machine.files import write_file
+from mmrepro.base.records import Moment
+from mmrepro.base.text.sanitize import Mask, unmasked
 from mmrepro.probes.data import (
     ProbeData as ProbeData,
     ProbeResult as ProbeResult,
     ProbeStatus as ProbeStatus,
 )
-from mmrepro.records import Moment
-from mmrepro.text.sanitize import Mask, unmasked
 
 D_co = TypeVar("D_co", bound=ProbeData, covariant=True)
 P = TypeVar("P", bound=ProbeData)

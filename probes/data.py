@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from mmrepro.records import (
+from mmrepro.base.records import (
     GpuProcess as GpuProcess,
     MigSlice as MigSlice,
     Moment,

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from mmrepro.base import processes
+from mmrepro.base.records import Moment
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
 from mmrepro.probes.processes import resume_after_trace
-from mmrepro.records import Moment
 
 RETRIES = 3
 DUMP_TIMEOUT_S = 10.0

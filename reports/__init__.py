@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmrepro.incident import Incident
+    from mmrepro.failure.documents import Incident
     from mmrepro.reports.documents import Kind
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident import StandIn
-from mmrepro.incident.searches import (
+from mmrepro.failure.documents import StandIn
+from mmrepro.failure.documents.searches import (
     ABLATION_FILE,
     SCHEMA_VERSION,
     Ablation,
@@ -19,9 +19,9 @@ from mmrepro.incident.searches import (
     FactorClass,
     FactorResult,
 )
+from mmrepro.failure.signature import Truth
 from mmrepro.reports import blocks as b, words
 from mmrepro.reports.documents import kind
-from mmrepro.signature import Truth
 
 _FOUND: Final = 8
 """Factors on the first screen."""

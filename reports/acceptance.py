@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from mmrepro.base.records import GpuFacts
 from mmrepro.base.units import duration, size
-from mmrepro.incident.acceptance import (
+from mmrepro.failure.documents.acceptance import (
     SUMMARY_FILE,
     Acceptance,
     PartRecord,
@@ -15,7 +16,6 @@ from mmrepro.incident.acceptance import (
     StepRecord,
     counts,
 )
-from mmrepro.records import GpuFacts
 from mmrepro.reports import blocks as b, words
 from mmrepro.reports.documents import kind
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from markupsafe import Markup
+from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import duration
-from mmrepro.incident.searches import (
+from mmrepro.failure.documents.searches import (
     BISECTION_FILE,
     BISECTION_VERSION,
     Bisection,
@@ -19,7 +20,6 @@ from mmrepro.incident.searches import (
 )
 from mmrepro.reports import blocks as b, svg, words
 from mmrepro.reports.documents import kind
-from mmrepro.text.sanitize import one_line
 
 CHANCES: Final = 12
 OPEN_POINTS: Final = 25

@@ -20,14 +20,12 @@ from typing import Any, Final
 
 from mmrepro import __version__
 from mmrepro.base import units
-from mmrepro.case.files import case_text, read_contents
-from mmrepro.case.model import CASE_FILE, IMAGES_DIR
-from mmrepro.errors import UnwritableOutput, UsageError
-from mmrepro.evidence import Evidence
-from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
-from mmrepro.incident.folder import incident_json
-from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
-from mmrepro.machine.files import replacing
+from mmrepro.base.errors import UnwritableOutput, UsageError
+from mmrepro.base.machine.files import replacing
+from mmrepro.base.text.redact import PLACEHOLDER, Redactor
+from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
+from mmrepro.failure.documents.folder import incident_json
+from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.reports import (
     documents,
     finding as one,
@@ -38,7 +36,9 @@ from mmrepro.reports import (
 from mmrepro.reports.documents import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
 from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.reports.public import harmless_locals, public, redact_log, register, without_words
-from mmrepro.text.redact import PLACEHOLDER, Redactor
+from mmrepro.traffic.case.files import case_text, read_contents
+from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR
+from mmrepro.traffic.evidence import Evidence
 
 DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""

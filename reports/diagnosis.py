@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from mmrepro.base import units
-from mmrepro.incident import Incident
-from mmrepro.incident.diagnosis import (
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.diagnosis import (
     CLASS_WORDS,
     COULD_NOT_TELL,
     FIT_WORDS,
@@ -20,7 +21,6 @@ from mmrepro.incident.diagnosis import (
 )
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import Case, How
-from mmrepro.text.sanitize import one_line
 
 _FITS: Final[dict[Fit, b.Tone]] = {
     Fit.MATCH: "bad",

@@ -19,12 +19,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
+from mmrepro.base.errors import BadIncident, UnwritableOutput, UsageError
+from mmrepro.base.machine.files import is_file, read_file, write_file
+from mmrepro.base.records import Record, Unfit, parsed
+from mmrepro.base.text.sanitize import clip, plain
 from mmrepro.base.units import size
-from mmrepro.errors import BadIncident, UnwritableOutput, UsageError
-from mmrepro.machine.files import is_file, read_file, write_file
-from mmrepro.records import Record, Unfit, parsed
 from mmrepro.reports.blocks import Page
-from mmrepro.text.sanitize import clip, plain
 from pydantic import BaseModel, Field
 
 # A run of an hour is about 10 MB; what is larger was not written by mmrepro.

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.incident import Birthday, Exhibit, Incident, Shown
-from mmrepro.incident.model import collision_probability, images_for
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.failure.documents import Birthday, Exhibit, Incident, Shown
+from mmrepro.failure.documents.model import collision_probability, images_for
 from mmrepro.reports import svg
-from mmrepro.text.sanitize import one_line
 
 MAX_SIDE: Final = 128
 """Larger pictures are shown smaller: a pixel may become an element."""

@@ -9,12 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from mmrepro.base.errors import BadIncident, UsageError
+from mmrepro.base.machine.files import is_file, is_folder
 from mmrepro.base.units import duration
-from mmrepro.case.files import read_case
-from mmrepro.case.model import CASE_FILE, Case, Image
-from mmrepro.errors import BadIncident, UsageError
-from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
-from mmrepro.machine.files import is_file, is_folder
+from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.reports import (
     blocks as b,
     findings,
@@ -25,6 +23,8 @@ from mmrepro.reports import (
 from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Kind
 from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.reports.replay_script import in_order, script, server_steps
+from mmrepro.traffic.case.files import read_case
+from mmrepro.traffic.case.model import CASE_FILE, Case, Image
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.case.model import ServerWanted
-from mmrepro.incident.replay import Finding, FindingClass, Fuzz, Rate, Replay
+from mmrepro.failure.documents.replay import Finding, FindingClass, Fuzz, Rate, Replay
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import Line, steps
+from mmrepro.traffic.case.model import ServerWanted
 
 SCRIPT_FILE: Final = "reproduce.py"
 CLASS_WORDS: Final[dict[FindingClass, str]] = {

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident.replay import FUZZ_FILE, FUZZ_VERSION, Episode, Fuzz, bucket_words
+from mmrepro.failure.documents.replay import FUZZ_FILE, FUZZ_VERSION, Episode, Fuzz, bucket_words
 from mmrepro.reports import blocks as b, findings, timeline, words
 from mmrepro.reports.documents import kind
 from mmrepro.reports.svg import Line, steps

@@ -12,16 +12,16 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from markupsafe import Markup
+from mmrepro.base.records import Fidelity
+from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import duration
+from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Entry
 from mmrepro.history.states import VERDICTS, Settled, State
-from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, Planned
-from mmrepro.records import Fidelity
 from mmrepro.reports import words
 from mmrepro.reports.blocks import Block, Row as TableRow, Tone, count, slug, table
 from mmrepro.reports.svg import circle, path, rect, tag, text
-from mmrepro.signature import Outcome
-from mmrepro.text.sanitize import one_line
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from markupsafe import Markup, escape
-from mmrepro.machine.files import is_file
+from mmrepro.base.machine.files import is_file
+from mmrepro.base.text.sanitize import clip, one_line, plain
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import join, tag
-from mmrepro.text.sanitize import clip, one_line, plain
 
 MAX_ROWS: Final = 2000
 _KINDS: Final = {"number": "number tight", "name": "tight", "prose": ""}

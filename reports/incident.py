@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from mmrepro.base.records import HostFacts, Setting
 from mmrepro.base.units import duration, size
-from mmrepro.incident import (
+from mmrepro.failure.documents import (
     INCIDENT_FILE,
     SCHEMA_VERSION,
     ClaimStatus,
@@ -14,13 +15,12 @@ from mmrepro.incident import (
     KeyStack,
     StandIn,
 )
-from mmrepro.incident.model import collision_probability
+from mmrepro.failure.documents.model import collision_probability
+from mmrepro.failure.signature import ConditionResult, Outcome, Truth
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import ProcessesData
-from mmrepro.records import HostFacts, Setting
 from mmrepro.reports import blocks as b, timeline, words
 from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Case, How, Suite, kind
-from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OPEN_LINES: Final = 15
 """Of the timeline, which are shown unfolded."""

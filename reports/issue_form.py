@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mmrepro.base.records import HostFacts, Setting, WheelFacts
+from mmrepro.base.text.redact import Redactor
+from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import size
-from mmrepro.incident import Incident
-from mmrepro.records import HostFacts, Setting, WheelFacts
+from mmrepro.failure.documents import Incident
 from mmrepro.reports import blocks as b, finding as replayed, findings, gfm, incident as runs, words
 from mmrepro.reports.finding import LoadedFinding
 from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.reports.markdown import render_blocks
 from mmrepro.reports.public import public, redact_log
 from mmrepro.reports.replay_sequence import drawing
-from mmrepro.text.redact import Redactor
-from mmrepro.text.sanitize import one_line
 
 MAX_CHARS: Final = 65_536
 """Of an issue's text on GitHub."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, assert_never
 
+from mmrepro.base.text.sanitize import one_line
 from mmrepro.reports import blocks as b, gfm
-from mmrepro.text.sanitize import one_line
 
 MAX_ROWS: Final = 120
 _CUT: Final = "All of it is in the HTML page and in the JSON document."

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
+from mmrepro.base.records import Document
+from mmrepro.failure.documents.ledger import Cell, Event, Night
 from mmrepro.history.concerns import Concern, concerns
 from mmrepro.history.events import ALARMS
 from mmrepro.history.ledger import History
 from mmrepro.history.states import State
-from mmrepro.incident.ledger import Cell, Event, Night
-from mmrepro.records import Document
 from mmrepro.reports.grid import EVENTS, Square, Standing
 from mmrepro.reports.nightly import NightView, strips_of
 from mmrepro.reports.words import sane

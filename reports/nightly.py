@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mmrepro.base.text.sanitize import clip, plain
 from mmrepro.base.units import duration
+from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, NightState
 from mmrepro.history.concerns import Quarantine
 from mmrepro.history.events import events as find_events
 from mmrepro.history.ledger import History, NightRuns, read
 from mmrepro.history.states import VERDICTS, State, settle
-from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
 from mmrepro.reports import blocks as b, grid as drawn, words
 from mmrepro.reports.documents import Case, How, Kind, Suite, render, replace_file, write
 from mmrepro.reports.grid import (
@@ -29,7 +30,6 @@ from mmrepro.reports.grid import (
     report_href,
     state_words,
 )
-from mmrepro.text.sanitize import clip, plain
 
 if TYPE_CHECKING:
     from mmrepro.reports.night_json import NightDocument

@@ -14,10 +14,10 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.base import units
-from mmrepro.evidence import RequestRecord
-from mmrepro.incident import Incident
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.failure.documents import Incident
 from mmrepro.reports import svg, timeline, words
-from mmrepro.text.sanitize import one_line
+from mmrepro.traffic.evidence import RequestRecord
 
 LEFT: Final = 128
 RIGHT: Final = 132

@@ -10,17 +10,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from mmrepro.capture.anonymise import anonymise
-from mmrepro.capture.messages import Captured
-from mmrepro.case.files import read_case, read_contents, write_case
-from mmrepro.case.model import CASE_FILE, Case
-from mmrepro.incident import Incident
-from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass
+from mmrepro.base.text.looks import callers, conversation
+from mmrepro.base.text.opaque import Span, names_a_digest
+from mmrepro.base.text.redact import PLACEHOLDER, Redactor, names_a_secret
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding, FindingClass
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.reports.finding import LoadedFinding
-from mmrepro.text.looks import callers, conversation
-from mmrepro.text.opaque import Span, names_a_digest
-from mmrepro.text.redact import PLACEHOLDER, Redactor, names_a_secret
+from mmrepro.traffic.capture.anonymise import anonymise
+from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.case.files import read_case, read_contents, write_case
+from mmrepro.traffic.case.model import CASE_FILE, Case
 
 NOT_PLAYED: Final = (
     "Texts and images are random ones of the same lengths, sizes and sharing; the failure was "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Replay, bucket_words
+from mmrepro.failure.documents.replay import REPLAY_FILE, REPLAY_VERSION, Replay, bucket_words
 from mmrepro.reports import blocks as b, documents, findings, words
 from mmrepro.reports.documents import kind
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
-from mmrepro.case.files import pictures
-from mmrepro.case.model import IMAGES_DIR, Barrier, Case, Content, Noise
-from mmrepro.case.sending import body
-from mmrepro.incident.replay import Finding
-from mmrepro.models.tiny import TINY
-from mmrepro.records import Setting
+from mmrepro.base.records import Setting
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.engines.models.tiny import TINY
+from mmrepro.failure.documents.replay import Finding
 from mmrepro.reports import findings
 from mmrepro.reports.findings import SCRIPT_FILE
-from mmrepro.text.sanitize import one_line
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import IMAGES_DIR, Barrier, Case, Content, Noise
+from mmrepro.traffic.case.sending import body
 from mmrepro.traffic.drive import Picture
 
 INLINE_BYTES: Final = 512 << 10

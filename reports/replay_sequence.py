@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.case.model import COMPLETIONS, Barrier, Case, Operation
+from mmrepro.base.text.sanitize import clip, one_line
 from mmrepro.reports.svg import WIDTH, path, rect, svg, tag, text
-from mmrepro.text.sanitize import clip, one_line
+from mmrepro.traffic.case.model import COMPLETIONS, Barrier, Case, Operation
 
 MAX_LANES: Final = 60
 MAX_IMAGES: Final = 60

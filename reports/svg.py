@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.text.sanitize import one_line
+from mmrepro.base.text.sanitize import one_line
 
 WIDTH: Final = 1080
 LEFT: Final = 64

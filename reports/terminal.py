@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, assert_never
 
+from mmrepro.base.text.sanitize import clip, one_line, plain
 from mmrepro.reports import blocks as b
 from mmrepro.reports.markdown import numbered
-from mmrepro.text.sanitize import clip, one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.incident import Incident
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.failure.documents import Incident
 from mmrepro.reports.blocks import Block, Fence, Paragraph
 from mmrepro.reports.words import sane, span
-from mmrepro.text.sanitize import one_line
+from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 GIB: Final = 1 << 30
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"

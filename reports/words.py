@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from mmrepro.base.records import HostFacts, Moment
 from mmrepro.base.units import duration
-from mmrepro.incident import (
+from mmrepro.failure.documents import (
     ClaimResult,
     ClaimStatus,
     Fidelity,
@@ -16,10 +17,9 @@ from mmrepro.incident import (
     ScenarioFacts,
     StandIn,
 )
-from mmrepro.incident.ledger import Attempt
-from mmrepro.records import HostFacts, Moment
+from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.failure.signature import ConditionResult, Outcome, Truth
 from mmrepro.reports.blocks import Block, Inline, Tone, code, row, slug, table, toned
-from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {
     Outcome.REPRODUCED: "Reproduced",

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from mmrepro.case.model import Operation
+from mmrepro.failure.signature.checks import digest_in, same_digest, stays_in
 from mmrepro.scenario import (
     Control,
     Drive,
@@ -36,7 +36,7 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import Failure, Picture, StackSample, StacksData, checks, crash
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
-from mmrepro.signature.checks import digest_in, same_digest, stays_in
+from mmrepro.traffic.case.model import Operation
 
 TOO_LONG, AGAIN = "image X, too long", "image X again"
 FILLS = ("fill 1", "fill 2", "fill 3", "fill 4", "fill 5")

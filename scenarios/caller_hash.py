@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
-from mmrepro.case.model import Operation
 from mmrepro.scenario import (
     Drive,
     FailureClass,
@@ -28,6 +27,7 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import ComparedAnswers, Failure, Picture
 from mmrepro.scenario.silent import each_follows, may_show
+from mmrepro.traffic.case.model import Operation
 from mmrepro.traffic.reading import GENERATE
 
 REPRODUCER = "caller_hash.py"

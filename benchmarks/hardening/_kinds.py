@@ -32,8 +32,8 @@ class Seeds:
 def seeds(place: Path) -> Seeds:
     import made_up_har as har
     from made_up_replay import finding, ghost_case, replay
-    from mmrepro.case.files import write_case
     from mmrepro.reports.replay import write_replay
+    from mmrepro.traffic.case.files import write_case
 
     zips = sorted(
         (made.ROOT / "tests/evidence").glob("*.zip"), key=lambda path: path.stat().st_size

@@ -39,7 +39,7 @@ import psutil
 from _confined import confine
 from hardening._lines import Lines, furnish
 from hardening.common import apart, loopback_up
-from mmrepro.errors import ExitCode
+from mmrepro.base.errors import ExitCode
 
 LIMIT_S, KILL_S = 10.0, 30.0
 WAITING_S = {("diagnose",): 20.0, ("matrix", "run"): 25.0}

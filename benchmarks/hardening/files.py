@@ -129,9 +129,9 @@ def ended(number: int, kind: str, folder: Path, status: int) -> Ended:
 def warmed(place: Path) -> None:
     """Imports what the commands do, so that a fork has it, and keeps every server from starting."""
     warnings.filterwarnings("ignore", "Duplicate name")  # two members of one name are made here
+    from mmrepro.base.errors import EngineStartError
     from mmrepro.cli.app import app
-    from mmrepro.errors import EngineStartError
-    from mmrepro.play.player import Player
+    from mmrepro.run.play.player import Player
     from typer.testing import CliRunner
 
     def no_server(*_: object, **__: object) -> NoReturn:

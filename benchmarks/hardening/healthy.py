@@ -34,16 +34,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests" / "engine"))
 
 from live_server import Server, ask, serving
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.session import diagnose
-from mmrepro.incident.diagnosis import ServerState as S
-from mmrepro.models import TinyModel, TinyQwen2VL
-from mmrepro.models.qwen import TinyQwen3
+from mmrepro.engines.models import TinyModel, TinyQwen2VL
+from mmrepro.engines.models.qwen import TinyQwen3
+from mmrepro.failure.documents.diagnosis import ServerState as S
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.session import diagnose
+from mmrepro.live.watch.checker import Checker
+from mmrepro.live.watch.health import Health
+from mmrepro.live.watch.loop import watch_of
+from mmrepro.live.watch.options import WatchCommand
 from mmrepro.run.options import StartMode
-from mmrepro.watch.checker import Checker
-from mmrepro.watch.health import Health
-from mmrepro.watch.loop import watch_of
-from mmrepro.watch.options import WatchCommand
 from servers import Simulated
 
 COUNT, EACH = 50, 10

@@ -162,7 +162,7 @@ def trial(scenario: str, kill: Kill, folder: Path) -> Outcome:
 
 
 def state_of(folder: Path) -> str:
-    from mmrepro.errors import MmreproError
+    from mmrepro.base.errors import MmreproError
     from mmrepro.reports import load
     from mmrepro.reports.documents import render
     from mmrepro.reports.incident import KIND

@@ -32,14 +32,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from _plants import KINDS, Plant, drawn
-from mmrepro.case.files import write_case
-from mmrepro.case.model import Case, Message, Operation, ServerWanted
-from mmrepro.evidence.model import Event
-from mmrepro.incident import EVIDENCE_DIR, Incident
-from mmrepro.incident.folder import write_incident
-from mmrepro.incident.model import LogExcerpt
+from mmrepro.base.records import Setting
+from mmrepro.base.text.redact import PLACEHOLDER, Redactor
+from mmrepro.failure.documents import EVIDENCE_DIR, Incident
+from mmrepro.failure.documents.folder import write_incident
+from mmrepro.failure.documents.model import LogExcerpt
 from mmrepro.probes.data import LogsData, MetricsData, ProcessesData, StacksData
-from mmrepro.records import Setting
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
 from mmrepro.reports.documents import render
@@ -47,7 +45,9 @@ from mmrepro.reports.finding import LoadedFinding
 from mmrepro.reports.incident import KIND
 from mmrepro.reports.issue_form import incident_issue
 from mmrepro.reports.public import public
-from mmrepro.text.redact import PLACEHOLDER, Redactor
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
+from mmrepro.traffic.evidence.model import Event
 
 RECORDED: Final = Path(__file__).resolve().parents[2] / "tests" / "evidence"
 GHOST: Final = "ghost-key-eviction-0.23.0.zip"

@@ -33,15 +33,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import mmrepro.reports
 from fakes import KINDS, WHERE, Kind
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.session import diagnose
-from mmrepro.incident.diagnosis import ServerState as S
-from mmrepro.machine.host import Lateness
-from mmrepro.watch.checker import Checker
-from mmrepro.watch.health import Check, CheckOutcome, Health
-from mmrepro.watch.loop import watch_of
-from mmrepro.watch.options import WatchCommand
-from mmrepro.watch.server import state
+from mmrepro.base.machine.host import Lateness
+from mmrepro.failure.documents.diagnosis import ServerState as S
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.session import diagnose
+from mmrepro.live.watch.checker import Checker
+from mmrepro.live.watch.health import Check, CheckOutcome, Health
+from mmrepro.live.watch.loop import watch_of
+from mmrepro.live.watch.options import WatchCommand
+from mmrepro.live.watch.server import state
 
 COUNT = 200
 DEADLINE_S = 2.0
@@ -70,7 +70,7 @@ class Hostile:
 
 @dataclass
 class Row:
-    """What came of one; ``faults``: what must not be. ``lateness``: see ``mmrepro.machine``."""
+    """What came of one; ``faults``: what must not be; ``lateness``: of the machine."""
 
     state: str = ""
     seconds: float = 0.0

@@ -6,7 +6,7 @@ import math
 import re
 from decimal import Decimal
 
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
 
 KIB, MIB, GIB, TIB = (1 << 10 * power for power in (1, 2, 3, 4))
 MOST_SECONDS = 100 * 365 * 86400.0

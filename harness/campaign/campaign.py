@@ -18,6 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from mmrepro.base.errors import MmreproError, NoPlaceLeft, PlaceLost
+from mmrepro.base.records import Record
 from mmrepro.campaign.events import (
     CampaignBegan,
     CampaignEnded,
@@ -27,8 +29,6 @@ from mmrepro.campaign.events import (
     RunBegan,
 )
 from mmrepro.campaign.work import Began, Order, Place, Places
-from mmrepro.errors import MmreproError, NoPlaceLeft, PlaceLost
-from mmrepro.records import Record
 
 POLL_S = 0.2
 WAIT_S = 60.0

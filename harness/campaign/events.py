@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Literal, TypeAlias
 
-from mmrepro.errors import UnwritableOutput
-from mmrepro.incident.ledger import Attempt
-from mmrepro.machine.files import open_plain
-from mmrepro.records import Moment, Record
-from mmrepro.signature import Outcome
+from mmrepro.base.errors import UnwritableOutput
+from mmrepro.base.machine.files import open_plain
+from mmrepro.base.records import Moment, Record
+from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.failure.signature import Outcome
 from pydantic import Field
 
 Tone = Literal["good", "bad", "unsure", "soft"]

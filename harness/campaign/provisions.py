@@ -17,24 +17,24 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.machine.files import cache_root, environments_root, refuse_other_kinds, write_file
+from mmrepro.base.records import Record
 from mmrepro.base.units import duration, size
 from mmrepro.campaign.schedule import ASSUMED_BUILD_S, Group
 from mmrepro.campaign.trial import Children, TrialOptions, run_options, spawn, variables
 from mmrepro.engines import LaunchPlan
-from mmrepro.environments.build import existing, folder_of
-from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.environments.store import list_environments, prune, uv_cache_dir
-from mmrepro.environments.uv import UvFailed, run_uv
-from mmrepro.errors import MmreproError
-from mmrepro.incident.ledger import Cell
-from mmrepro.machine.files import cache_root, environments_root, refuse_other_kinds, write_file
-from mmrepro.records import Record
+from mmrepro.engines.environments.build import existing, folder_of
+from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.engines.environments.store import list_environments, prune, uv_cache_dir
+from mmrepro.engines.environments.uv import UvFailed, run_uv
+from mmrepro.engines.supervise import free_port
+from mmrepro.engines.supervise.warm import ForkServer, ForkServers, ForkServerSpec, Refused
+from mmrepro.failure.documents.ledger import Cell
 from mmrepro.run.options import StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import Starter, fork_server_spec, warm_root
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.supervise import free_port
-from mmrepro.supervise.warm import ForkServer, ForkServers, ForkServerSpec, Refused
 from pydantic import ValidationError
 
 

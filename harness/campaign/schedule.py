@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import NamedTuple
 
+from mmrepro.base.errors import MmreproError
 from mmrepro.engines import spec_for
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.errors import MmreproError
+from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned, Role
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled, settle, surprise
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
 
 ASSUMED_RUN_S, ASSUMED_BUILD_S = 60.0, 180.0
 ASSUMED_WHY = "no earlier attempt of this engine is in the ledger: 60 s is assumed"

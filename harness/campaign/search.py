@@ -17,24 +17,24 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import mmrepro
 from greenlet import getcurrent, greenlet
+from mmrepro.base.errors import PlaceLost
+from mmrepro.base.machine.files import Device, is_there
+from mmrepro.base.machine.host import host_facts
+from mmrepro.base.records import Moment, Record
+from mmrepro.base.text.redact import Redactor
 from mmrepro.campaign.campaign import STRIKES, Campaign, State
 from mmrepro.campaign.events import run_ended
 from mmrepro.campaign.schedule import Estimates, Group
 from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import Began, CellRun, Order, Place, lost
-from mmrepro.errors import PlaceLost
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.folder import new_folder, prepared
+from mmrepro.failure.documents.ledger import LEDGER_FILE, Attempt, Cell, Night, NightState, Planned
+from mmrepro.failure.documents.searches import SearchDocument
 from mmrepro.history.ledger import History, Ledger
-from mmrepro.incident import Incident
-from mmrepro.incident.folder import new_folder, prepared
-from mmrepro.incident.ledger import LEDGER_FILE, Attempt, Cell, Night, NightState, Planned
-from mmrepro.incident.searches import SearchDocument
-from mmrepro.machine.files import Device, is_there
-from mmrepro.machine.host import host_facts
-from mmrepro.records import Moment, Record
 from mmrepro.run.key import gpu_models
 from mmrepro.run.options import SeveralRuns
 from mmrepro.scenario import Scenario
-from mmrepro.text.redact import Redactor
 from pydantic import ValidationError
 
 T = TypeVar("T")

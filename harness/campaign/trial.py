@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from mmrepro.base.errors import ExitCode
+from mmrepro.base.machine.files import Device
+from mmrepro.base.machine.host import die_with_parent
 from mmrepro.base.options import ONLY_ARGUMENTS
+from mmrepro.base.records import Moment
 from mmrepro.base.units import duration
-from mmrepro.errors import ExitCode
-from mmrepro.incident import INCIDENT_FILE, Incident
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.machine.files import Device
-from mmrepro.machine.host import die_with_parent
-from mmrepro.records import Moment
+from mmrepro.failure.documents import INCIDENT_FILE, Incident
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError

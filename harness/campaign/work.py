@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
+from mmrepro.base.records import Moment, Record
 from mmrepro.campaign.schedule import Estimates, Group, Next, Schedule
 from mmrepro.campaign.trial import Children, Trials
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned, Role
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
-from mmrepro.play.players import Players
-from mmrepro.records import Moment, Record
+from mmrepro.run.play.players import Players
 
 if TYPE_CHECKING:
     from mmrepro.campaign.provisions import Provisions

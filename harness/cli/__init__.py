@@ -8,8 +8,8 @@ import signal
 import sys
 from types import FrameType
 
-from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
-from mmrepro.machine.streams import Streams
+from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError
+from mmrepro.base.machine.streams import Streams
 
 DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 
@@ -79,7 +79,7 @@ def _debug(error: Exception) -> None:
 
 def _report(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on stderr."""
-    from mmrepro.text.sanitize import one_line
+    from mmrepro.base.text.sanitize import one_line
 
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
     if error.hint:

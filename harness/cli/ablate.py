@@ -6,12 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
-from mmrepro.ablate.options import AblateCommand
+from mmrepro.base.errors import ExitCode
+from mmrepro.campaign.ablate.options import AblateCommand
 from mmrepro.cli.options import command
-from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
-    from mmrepro.ablate.session import AblationPlan
+    from mmrepro.campaign.ablate.session import AblationPlan
     from rich.console import Console
 
 
@@ -25,11 +25,11 @@ def ablate(asked: AblateCommand) -> None:
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
-    from mmrepro.ablate.session import Ablating, plan
+    from mmrepro.campaign.ablate.session import Ablating, plan
+    from mmrepro.campaign.cluster.where import placed
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, finish
     from mmrepro.cli.console import console_for, emit
-    from mmrepro.cluster.where import placed
     from mmrepro.reports.ablation import KIND
     from mmrepro.reports.documents import keep
     from mmrepro.scenario.registry import load_scenario
@@ -97,7 +97,7 @@ def print_plan(expected: AblationPlan, console: Console) -> None:
 
 
 def _exit_code(made: Any) -> ExitCode:
-    from mmrepro.incident.searches import Conclusion
+    from mmrepro.failure.documents.searches import Conclusion
 
     codes = {Conclusion.CURE: ExitCode.AS_EXPECTED, Conclusion.NO_CURE: ExitCode.NOT_AS_EXPECTED}
     return codes.get(made.conclusion, ExitCode.INCONCLUSIVE)

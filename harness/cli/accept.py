@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from mmrepro.accept.options import AcceptCommand
+from mmrepro.base.errors import ExitCode, UsageError
+from mmrepro.campaign.accept.options import AcceptCommand
 from mmrepro.cli.console import console_for, emit, table_console
 from mmrepro.cli.options import command
-from mmrepro.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from mmrepro.accept.judging import Part
-    from mmrepro.incident.acceptance import Acceptance
-    from mmrepro.machine.files import Device
-    from mmrepro.machine.gpu import Choice
+    from mmrepro.base.machine.files import Device
+    from mmrepro.base.machine.gpu import Choice
+    from mmrepro.campaign.accept.judging import Part
+    from mmrepro.failure.documents.acceptance import Acceptance
 
 IMPATIENT = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_RETRIES": "1"}
 """Where there is no network uv reports it soon; what the user has set stays."""
@@ -36,9 +36,9 @@ def accept(asked: AcceptCommand) -> None:
 
     Example:  mmrepro accept --device cuda --budget 25m --out accepted
     """
-    from mmrepro.accept.parts import chosen
-    from mmrepro.machine.files import device_of
-    from mmrepro.machine.gpu import Choice, take
+    from mmrepro.base.machine.files import device_of
+    from mmrepro.base.machine.gpu import Choice, take
+    from mmrepro.campaign.accept.parts import chosen
 
     parts = chosen(asked.only)
     device = device_of(asked.device)
@@ -57,15 +57,15 @@ def accept(asked: AcceptCommand) -> None:
 def _execute(asked: AcceptCommand, out: Path, device: Device, gpu: Choice) -> ExitCode:
     """Run the parts, or continue them. Raises MmreproError and KeyboardInterrupt."""
     import mmrepro
-    from mmrepro.accept.parts import PARTS, chosen
-    from mmrepro.accept.session import Accepting, exit_code
+    from mmrepro.base.machine.host import host_facts
+    from mmrepro.base.records import Moment
+    from mmrepro.campaign.accept.parts import PARTS, chosen
+    from mmrepro.campaign.accept.session import Accepting, exit_code
+    from mmrepro.campaign.cluster.where import Where
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, finish
-    from mmrepro.cluster.where import Where
-    from mmrepro.incident.acceptance import Acceptance, PartRecord
-    from mmrepro.incident.folder import prepared
-    from mmrepro.machine.host import host_facts
-    from mmrepro.records import Moment
+    from mmrepro.failure.documents.acceptance import Acceptance, PartRecord
+    from mmrepro.failure.documents.folder import prepared
     from mmrepro.reports import write_reports
     from mmrepro.reports.acceptance import KIND
     from mmrepro.reports.documents import keep
@@ -112,8 +112,8 @@ def _execute(asked: AcceptCommand, out: Path, device: Device, gpu: Choice) -> Ex
 
 def _earlier(folder: Path, device: str, *, resume: bool) -> Acceptance | None:
     """What an earlier command left there. Raises UsageError: another device's; or none."""
-    from mmrepro.incident.acceptance import SUMMARY_FILE
-    from mmrepro.machine.files import is_there
+    from mmrepro.base.machine.files import is_there
+    from mmrepro.failure.documents.acceptance import SUMMARY_FILE
     from mmrepro.reports.acceptance import KIND
 
     if not is_there(folder / SUMMARY_FILE):

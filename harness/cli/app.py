@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 from mmrepro import __version__
+from mmrepro.base.errors import did_you_mean
 from mmrepro.cli.options import DeclaredCommand
-from mmrepro.errors import did_you_mean
 from typer._click.shell_completion import CompletionItem
 from typer.core import TyperGroup
 

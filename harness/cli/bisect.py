@@ -6,13 +6,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
-from mmrepro.bisect.options import BisectCommand
+from mmrepro.base.errors import ExitCode
+from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.cli.options import command
-from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
-    from mmrepro.bisect.plan import BisectionPlan
-    from mmrepro.incident.searches import Bisection
+    from mmrepro.campaign.bisect.plan import BisectionPlan
+    from mmrepro.failure.documents.searches import Bisection
     from rich.console import Console
 
 
@@ -25,13 +25,13 @@ def bisect(asked: BisectCommand) -> None:
 
     Example:  mmrepro bisect ghost-key-eviction --find both
     """
-    from mmrepro.bisect.plan import field_of, plan
-    from mmrepro.bisect.session import Bisecting
+    from mmrepro.campaign.bisect.plan import field_of, plan
+    from mmrepro.campaign.bisect.session import Bisecting
+    from mmrepro.campaign.cluster.where import placed
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, finish
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import console_for, emit
-    from mmrepro.cluster.where import placed
     from mmrepro.reports.bisection import KIND
     from mmrepro.reports.documents import keep
     from mmrepro.scenario.registry import load_scenario
@@ -103,8 +103,8 @@ def print_plan(expected: BisectionPlan, console: Console) -> None:
 
 
 def exit_code(bisection: Bisection) -> ExitCode:
-    from mmrepro.incident.ledger import Lost
-    from mmrepro.incident.searches import SideConclusion
+    from mmrepro.failure.documents.ledger import Lost
+    from mmrepro.failure.documents.searches import SideConclusion
 
     runs = [run for point in bisection.points for run in point.runs]
     if bisection.state != "complete":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
+from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import Campaign, Policy
 from mmrepro.campaign.events import (
@@ -28,7 +29,6 @@ from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.progress import LiveView
 from mmrepro.reports.documents import Kind
 from mmrepro.reports.terminal import TONES
-from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
 from rich.table import Table

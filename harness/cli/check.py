@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
+from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.base.options import LIMITS, OUTPUT, Command, option
 from mmrepro.cli.console import emit, table
 from mmrepro.cli.options import command
-from mmrepro.errors import ExitCode, UsageError
 from mmrepro.probes import PROBES
 
 if TYPE_CHECKING:
-    from mmrepro.check import HostReport
+    from mmrepro.tools.check import HostReport
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def check(asked: CheckCommand) -> None:
 
     Example:  mmrepro check --need gpu
     """
-    from mmrepro.check import examine
+    from mmrepro.tools.check import examine
 
     report = examine(asked.need)
     emit(report) if asked.json else _print(report)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from mmrepro.base.errors import ExitCode
 from mmrepro.base.units import duration
 from mmrepro.cli.options import command
-from mmrepro.collide.options import PAD_BITS, CollideCommand
-from mmrepro.errors import ExitCode
+from mmrepro.tools.collide.options import PAD_BITS, CollideCommand
 
 if TYPE_CHECKING:
-    from mmrepro.collide.pair import PairImage, SearchFacts
+    from mmrepro.tools.collide.pair import PairImage, SearchFacts
     from rich.console import Console
 
 
@@ -26,9 +26,9 @@ def collide(asked: CollideCommand) -> None:
 
     from mmrepro.cli.console import announce
     from mmrepro.cli.progress import Progress
-    from mmrepro.collide import search
-    from mmrepro.collide.worker import place_for
     from mmrepro.engines import spec_for
+    from mmrepro.tools.collide import search
+    from mmrepro.tools.collide.worker import place_for
     from rich.console import Console
 
     # What is wrong with the command is reported before an environment is built for minutes.

@@ -12,8 +12,8 @@ def use_index(address: str, commit: str = "any", date: str = "") -> None:
     Raises:
         UsageError: it is none; or there is no ``commit`` to look for.
     """
-    from mmrepro.environments.index import INDEX_VARIABLE, check_index
-    from mmrepro.errors import UsageError
+    from mmrepro.base.errors import UsageError
+    from mmrepro.engines.environments.index import INDEX_VARIABLE, check_index
 
     if not commit:
         if date:

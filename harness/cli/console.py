@@ -10,7 +10,7 @@ import typer
 from mmrepro.base.units import size
 
 if TYPE_CHECKING:
-    from mmrepro.environments.spec import EnvironmentSpec
+    from mmrepro.engines.environments.spec import EnvironmentSpec
     from rich.console import Console, RenderableType
     from rich.table import Table
 
@@ -69,8 +69,8 @@ def announce(spec: EnvironmentSpec, *, yes: bool) -> None:
     Raises:
         InfrastructureError: the answer is no.
     """
-    from mmrepro.environments.build import existing, folder_of
-    from mmrepro.errors import InfrastructureError
+    from mmrepro.base.errors import InfrastructureError
+    from mmrepro.engines.environments.build import existing, folder_of
 
     if existing(spec) is not None:
         return

@@ -16,9 +16,9 @@ from mmrepro.cli.options import DeclaredCommand, command
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs it, so
 # that the help stays fast.
 if TYPE_CHECKING:
-    from mmrepro.environments.store import Stored
-    from mmrepro.environments.wheelhouse import Made
-    from mmrepro.environments.wheelhouse.plan import Planned
+    from mmrepro.engines.environments.store import Stored
+    from mmrepro.engines.environments.wheelhouse import Made
+    from mmrepro.engines.environments.wheelhouse.plan import Planned
 
 MAX_LIST_BYTES = 4 << 20
 LARGEST = 12  # packages in the table of a wheelhouse; --json has all
@@ -43,10 +43,10 @@ def list_(asked: EnvListCommand) -> None:
 
     Example: mmrepro env list
     """
+    from mmrepro.base.machine.files import environments_root
     from mmrepro.cli.console import table_console
-    from mmrepro.environments.spec import starts_seen
-    from mmrepro.environments.store import list_environments
-    from mmrepro.machine.files import environments_root
+    from mmrepro.engines.environments.spec import starts_seen
+    from mmrepro.engines.environments.store import list_environments
     from rich.table import Table
 
     stored = list_environments()
@@ -92,7 +92,7 @@ def list_(asked: EnvListCommand) -> None:
 
 def _starts(one: Stored) -> str:
     """The fastest start mode that works there, and those that were refused."""
-    from mmrepro.environments.spec import starts_seen
+    from mmrepro.engines.environments.spec import starts_seen
 
     modes = starts_seen(one.path / "state").modes
     works = {name.partition(" ")[0] for name, seen in modes.items() if seen.works}
@@ -132,12 +132,12 @@ def create(asked: EnvCreateCommand) -> None:
 
     Example: mmrepro env create vllm 0.23.0 --device cpu
     """
+    from mmrepro.base.errors import UsageError
+    from mmrepro.base.machine.files import is_folder
     from mmrepro.cli.building import building
     from mmrepro.cli.commits import use_index
     from mmrepro.engines import spec_for
-    from mmrepro.environments.build import ensure
-    from mmrepro.errors import UsageError
-    from mmrepro.machine.files import is_folder
+    from mmrepro.engines.environments.build import ensure
     from rich.console import Console
 
     if asked.commit or asked.index:
@@ -195,9 +195,9 @@ def prune(asked: EnvPruneCommand) -> None:
 
     Example: mmrepro env prune --older-than 30 --dry-run
     """
-    from mmrepro.environments import store
-    from mmrepro.environments.uv import run_uv
-    from mmrepro.errors import UsageError
+    from mmrepro.base.errors import UsageError
+    from mmrepro.engines.environments import store
+    from mmrepro.engines.environments.uv import run_uv
 
     if asked.everything and asked.engine:
         raise UsageError("--all and ENGINE exclude each other.", hint="mmrepro env prune --all")
@@ -274,11 +274,11 @@ def wheelhouse(asked: WheelhouseCommand) -> None:
 
     Example: mmrepro env wheelhouse vllm 0.23.0 --python 3.12 --have freeze.txt --into house
     """
+    from mmrepro.base.errors import UsageError
+    from mmrepro.base.machine.files import read_file
     from mmrepro.cli.building import building
     from mmrepro.engines import spec_for
-    from mmrepro.environments.wheelhouse import make, make_target
-    from mmrepro.errors import UsageError
-    from mmrepro.machine.files import read_file
+    from mmrepro.engines.environments.wheelhouse import make, make_target
     from rich.console import Console
 
     spec = spec_for(asked.engine, asked.release, asked.device)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from mmrepro.base import common_options as common, units
+from mmrepro.base.errors import UsageError
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
-from mmrepro.errors import UsageError
-from mmrepro.incident.here import LAST, LISTS, Here, here, place, places_of, unfinished
+from mmrepro.failure.documents.here import LAST, LISTS, Here, here, place, places_of, unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from mmrepro.incident.head import CampaignHead, Found, Head, Listed
+    from mmrepro.failure.documents.head import CampaignHead, Found, Head, Listed
     from rich.console import Console
 
 STYLES = {
@@ -213,7 +213,7 @@ def _table(
     campaigns: Sequence[tuple[Here, Listed]],
     asked: IncidentsCommand,
 ) -> None:
-    from mmrepro.text.sanitize import one_line
+    from mmrepro.base.text.sanitize import one_line
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -254,7 +254,7 @@ COLUMNS = ("#", "when (UTC)", "scenario", "engine", "outcome", "expected", "fide
 
 def _rows(found: Sequence[tuple[Here, Head]], console: Console) -> None:
     """One line each, the folder at its end; on a narrow terminal on a line of its own."""
-    from mmrepro.text.sanitize import one_line
+    from mmrepro.base.text.sanitize import one_line
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
@@ -355,8 +355,8 @@ def resume(asked: ResumeCommand) -> None:
 
 def _left(folder: Path) -> Listed:
     """The newest campaign there that has something left. Raises UsageError: there is none."""
-    from mmrepro.incident.head import campaigns_in
-    from mmrepro.machine.files import is_folder
+    from mmrepro.base.machine.files import is_folder
+    from mmrepro.failure.documents.head import campaigns_in
 
     if not is_folder(folder):
         raise UsageError(f"There is no folder {folder}.", hint=LISTS)

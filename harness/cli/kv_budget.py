@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typer
+from mmrepro.base.errors import ExitCode, UnwritableOutput
 from mmrepro.cli.options import command
-from mmrepro.errors import ExitCode, UnwritableOutput
 from mmrepro.kv_budget.options import KvBudgetCommand
 
 
@@ -19,9 +19,9 @@ def kv_budget(asked: KvBudgetCommand) -> None:
     """
     import json
 
+    from mmrepro.base.machine.files import write_file
     from mmrepro.kv_budget import rendering
     from mmrepro.kv_budget.answer import answer
-    from mmrepro.machine.files import write_file
     from rich.console import Console
 
     result = answer(asked)

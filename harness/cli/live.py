@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import typer
+from mmrepro.base.errors import ExitCode
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.errors import ExitCode
-from mmrepro.watch.options import WatchCommand
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.watch.options import WatchCommand
 
 WARM_UP_S = 4.0
 """A healthy server is known by then, and has no report."""
@@ -17,7 +17,7 @@ MAX_CPU_S = 60
 MAX_MEMORY = 2 << 30
 
 if TYPE_CHECKING:
-    from mmrepro.diagnose.session import Diagnosed
+    from mmrepro.live.diagnose.session import Diagnosed
 
 
 @command(DiagnoseCommand)
@@ -29,7 +29,7 @@ def diagnose(asked: DiagnoseCommand) -> None:
 
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
-    from mmrepro.diagnose.session import diagnose as observe
+    from mmrepro.live.diagnose.session import diagnose as observe
 
     _bound()
     _warm_up()
@@ -45,7 +45,7 @@ def diagnose(asked: DiagnoseCommand) -> None:
 
 def _shown(asked: DiagnoseCommand) -> Diagnosed:
     from mmrepro.cli.progress import Progress
-    from mmrepro.diagnose.session import diagnose as observe
+    from mmrepro.live.diagnose.session import diagnose as observe
     from mmrepro.reports.diagnosis import compose_diagnosis
     from mmrepro.reports.documents import HTML_FILE
     from mmrepro.reports.terminal import print_page
@@ -84,7 +84,7 @@ def _bound() -> None:
     import resource
     import signal
 
-    from mmrepro.errors import RunTimeout
+    from mmrepro.base.errors import RunTimeout
 
     def stop(*_: object) -> None:
         raise RunTimeout(
@@ -120,10 +120,10 @@ def watch(asked: WatchCommand) -> None:
     import time
     from functools import partial
 
+    from mmrepro.live.watch.health import Health
+    from mmrepro.live.watch.loop import diagnosed, watch_of
+    from mmrepro.live.watch.server import WatchServer, parse_address
     from mmrepro.reports import write_reports
-    from mmrepro.watch.health import Health
-    from mmrepro.watch.loop import diagnosed, watch_of
-    from mmrepro.watch.server import WatchServer, parse_address
 
     address = parse_address(asked.http) if asked.http else None
     health = Health(
@@ -161,7 +161,7 @@ def _event(state: str, kind: str, text: str, *, as_json: bool) -> None:
     import json
     from datetime import UTC, datetime
 
-    from mmrepro.text.sanitize import one_line
+    from mmrepro.base.text.sanitize import one_line
 
     if as_json:
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -40,7 +40,7 @@ def logs(asked: LogsCommand) -> None:
     """
     import tempfile
 
-    from mmrepro.errors import ExitCode, UsageError
+    from mmrepro.base.errors import ExitCode, UsageError
     from mmrepro.probes.base import run_probe
     from mmrepro.probes.logs import LogsProbe
 
@@ -92,7 +92,7 @@ def scenario_patterns(engine: Engine | None) -> dict[str, str]:
 
     A name that two scenarios give to different expressions goes with the second one's own name.
     """
-    from mmrepro.diagnose.match import all_scenarios
+    from mmrepro.live.diagnose.match import all_scenarios
 
     patterns = dict(engine.log_patterns) if engine else {}
     for scenario in all_scenarios():
@@ -105,7 +105,7 @@ def scenario_patterns(engine: Engine | None) -> dict[str, str]:
 
 
 def _tell(data: LogsData, engine: Engine | None) -> None:
-    from mmrepro.text.sanitize import one_line
+    from mmrepro.base.text.sanitize import one_line
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
+from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.campaign.matrix.options import DEFAULT_OUT, MatrixRunCommand
 from mmrepro.cli.console import console_for, emit, table_console
 from mmrepro.cli.options import DeclaredCommand, command
-from mmrepro.errors import ExitCode, UsageError
-from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
 
 if TYPE_CHECKING:
+    from mmrepro.campaign.cluster.where import Where
+    from mmrepro.campaign.matrix.options import MatrixFile
+    from mmrepro.campaign.matrix.plan import DryRun
     from mmrepro.campaign.provisions import Say
     from mmrepro.campaign.work import Places
-    from mmrepro.cluster.where import Where
+    from mmrepro.failure.documents.ledger import Night, Planned
     from mmrepro.history.concerns import Quarantine
     from mmrepro.history.ledger import History, Ledger, NightRuns
-    from mmrepro.incident.ledger import Night, Planned
-    from mmrepro.matrix.options import MatrixFile
-    from mmrepro.matrix.plan import DryRun
     from rich.console import Console
 
 app = typer.Typer(
@@ -60,12 +60,12 @@ def run(asked: MatrixRunCommand) -> None:
 
 def execute(asked: MatrixRunCommand) -> ExitCode:
     """Make the nightly run, or continue it, or print what it would be. Raises MmreproError."""
-    from mmrepro.cluster.where import placed
+    from mmrepro.campaign.cluster.where import placed
+    from mmrepro.campaign.matrix.options import MatrixFile, load
+    from mmrepro.campaign.matrix.plan import night_of, planned_of
+    from mmrepro.campaign.matrix.session import begin, unfinished
+    from mmrepro.failure.documents.ledger import LEDGER_FILE
     from mmrepro.history.ledger import Ledger, read
-    from mmrepro.incident.ledger import LEDGER_FILE
-    from mmrepro.matrix.options import MatrixFile, load
-    from mmrepro.matrix.plan import night_of, planned_of
-    from mmrepro.matrix.session import begin, unfinished
 
     asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
     settings = asked.over(given.matrix)
@@ -109,10 +109,10 @@ def _run(
     notes: Sequence[str],
     console: Console,
 ) -> ExitCode:
+    from mmrepro.base.errors import NoPlaceLeft
+    from mmrepro.campaign.matrix.session import Measured, Nightly, Slicing, night_options
     from mmrepro.cli.campaign import conduct
-    from mmrepro.errors import NoPlaceLeft
-    from mmrepro.incident.ledger import NightState
-    from mmrepro.matrix.session import Measured, Nightly, Slicing, night_options
+    from mmrepro.failure.documents.ledger import NightState
     from mmrepro.reports.nightly import write_night
 
     again, folder = asked.resumed(ledger.folder), ledger.folder
@@ -159,7 +159,7 @@ class Ended:
 
 
 def _print_ended(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
-    from mmrepro.matrix.session import exit_code
+    from mmrepro.campaign.matrix.session import exit_code
     from mmrepro.reports.blocks import count
     from mmrepro.reports.night_json import night_document
     from mmrepro.reports.nightly import HTML_FILE, NightView, compose
@@ -212,10 +212,10 @@ def _dry_run(
     folder: Path,
     console: Console,
 ) -> ExitCode:
+    from mmrepro.campaign.matrix.plan import dry_run, night_of, planned_of
     from mmrepro.campaign.schedule import Estimates, Schedule
+    from mmrepro.failure.documents.ledger import LEDGER_FILE, NightState
     from mmrepro.history.ledger import History, read
-    from mmrepro.incident.ledger import LEDGER_FILE, NightState
-    from mmrepro.matrix.plan import dry_run, night_of, planned_of
 
     history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
     notes: list[str] = []
@@ -244,10 +244,10 @@ def _dry_run(
 
 def _print_dry_run(made: DryRun, console: Console) -> None:
     """The cells by environment, what each takes, and what is fetched first."""
+    from mmrepro.base.text.sanitize import one_line
     from mmrepro.base.units import duration, size
     from mmrepro.cli.console import table
     from mmrepro.reports.blocks import count
-    from mmrepro.text.sanitize import one_line
 
     rows = []
     for group in made.groups:

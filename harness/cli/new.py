@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
+from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
-from mmrepro.errors import UnwritableOutput, UsageError
 
 if TYPE_CHECKING:
-    from mmrepro.case.model import Case
-    from mmrepro.incident.replay import Finding
+    from mmrepro.failure.documents.replay import Finding
+    from mmrepro.traffic.case.model import Case
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ Written = tuple[str, str, tuple[Path, ...], tuple[str, str]]
 
 def _blank(asked: NewCommand) -> Written:
     """Raises UsageError: a bad name, no such engine, no such release, or a file is there."""
+    from mmrepro.base.machine.files import write_file
     from mmrepro.engines import get_engine
-    from mmrepro.machine.files import write_file
-    from mmrepro.replay.known import last_known
+    from mmrepro.search.replay.known import last_known
 
     name, engine = asked.scenario, asked.engine
     if not engine:
@@ -139,9 +139,9 @@ def _from(asked: NewCommand) -> Written:
             or a file is there.
         UnwritableOutput: they cannot be written.
     """
-    from mmrepro.case.files import read_contents, write_case
-    from mmrepro.machine.files import write_file
+    from mmrepro.base.machine.files import write_file
     from mmrepro.reports.finding import load as load_finding
+    from mmrepro.traffic.case.files import read_contents, write_case
 
     assert asked.source is not None
     source, name = asked.source, asked.scenario
@@ -184,7 +184,7 @@ def _write(
     asked: NewCommand, files: tuple[Path, Path], write: Callable[[], None], again: str
 ) -> None:
     """Both or neither. Raises UsageError: one is there. Raises UnwritableOutput."""
-    from mmrepro.machine.files import refuse_other_kinds
+    from mmrepro.base.machine.files import refuse_other_kinds
 
     there = [str(path) for path in files if path.exists()]
     if there and not asked.force:
@@ -245,9 +245,9 @@ def _filled(template: str, facts: dict[str, Any]) -> str:
 def rendered(finding: Finding, case: Case, name: str) -> str:
     """The text of the scenario file."""
     from mmrepro import scenario
-    from mmrepro.models.tiny import TINY
-    from mmrepro.replay.known import signature_of
+    from mmrepro.engines.models.tiny import TINY
     from mmrepro.reports import findings
+    from mmrepro.search.replay.known import signature_of
 
     signature = signature_of(finding, case)
     refused = [op.id for op in case.operations if finding.observed.get(op.id, "")[:1] == "4"]
@@ -306,6 +306,6 @@ def _why(finding: Finding) -> str:
 
 def _docstring(text: str) -> str:
     """On one line that no docstring ends at."""
-    from mmrepro.text.sanitize import one_line
+    from mmrepro.base.text.sanitize import one_line
 
     return one_line(text, 300).replace("\\", "/").replace('"', "'")

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
+from mmrepro.base.errors import did_you_mean
+from mmrepro.base.machine.configured import Configured
 from mmrepro.base.options import (
     GROUPS,
     OUTPUT,
@@ -24,8 +26,6 @@ from mmrepro.base.options import (
     Origin,
     declared,
 )
-from mmrepro.errors import did_you_mean
-from mmrepro.machine.configured import Configured
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
@@ -73,7 +73,7 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
         elif one.several:
             values[one.field] = tuple(dict.fromkeys(value) if one.option.distinct else value)
         if one.option.names in PLACES:
-            from mmrepro.incident.here import place
+            from mmrepro.failure.documents.here import place
 
             found = values[one.field]
             at = partial(place, kind=one.option.names)
@@ -149,7 +149,7 @@ def _known(kind: str) -> Iterator[str]:
         line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         yield from recorded_releases(line.split())
     else:
-        from mmrepro.incident.here import names
+        from mmrepro.failure.documents.here import names
 
         yield from names(kind)
 

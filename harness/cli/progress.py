@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
+from mmrepro.base.text.sanitize import one_line
 from mmrepro.cli.building import Sparse
-from mmrepro.evidence import Event
-from mmrepro.evidence.model import BUILD, BUILD_NOTICE
-from mmrepro.text.sanitize import one_line
+from mmrepro.traffic.evidence import Event
+from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner

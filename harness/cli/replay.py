@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
+from mmrepro.base.errors import ExitCode
 from mmrepro.cli.options import command
-from mmrepro.errors import ExitCode
-from mmrepro.fuzz.options import FuzzCommand
-from mmrepro.replay.options import ReplayCommand
+from mmrepro.search.fuzz.options import FuzzCommand
+from mmrepro.search.replay.options import ReplayCommand
 
 if TYPE_CHECKING:
     from mmrepro.reports.documents import Kind
@@ -27,9 +27,9 @@ def replay(asked: ReplayCommand) -> None:
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
-    from mmrepro.replay.known import server_wanted
-    from mmrepro.replay.session import Replaying, jobs_here
     from mmrepro.reports.replay import KIND, write_replay
+    from mmrepro.search.replay.known import server_wanted
+    from mmrepro.search.replay.session import Replaying, jobs_here
 
     named = {"engine": asked.engine} if asked.engine else {}
     asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
@@ -46,11 +46,11 @@ def fuzz(asked: FuzzCommand) -> None:
 
     Example:  mmrepro fuzz vllm --release 0.23.0 --budget 10m
     """
-    from mmrepro.fuzz.server import settled
-    from mmrepro.fuzz.session import Fuzzing
     from mmrepro.reports.documents import keep
     from mmrepro.reports.fuzz import KIND
     from mmrepro.reports.replay import write_replay
+    from mmrepro.search.fuzz.server import settled
+    from mmrepro.search.fuzz.session import Fuzzing
 
     asked = settled(asked)
     _conduct(
@@ -73,10 +73,10 @@ def _conduct(
         begin: makes the session, and its folder.
         kind: of its document and its reports.
     """
+    from mmrepro.campaign.cluster.where import placed
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, finish
     from mmrepro.cli.console import announce, console_for
-    from mmrepro.cluster.where import placed
     from mmrepro.engines import spec_for
 
     console = console_for(asked)

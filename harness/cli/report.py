@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from mmrepro.base import common_options as common, units
+from mmrepro.base.errors import UsageError
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.console import emit, table, table_console
 from mmrepro.cli.options import command
-from mmrepro.errors import UsageError
 
 if TYPE_CHECKING:
-    from mmrepro.incident import Incident
+    from mmrepro.failure.documents import Incident
     from mmrepro.reports.documents import BundleManifest, Kind
     from mmrepro.run.judge import Rejudged
 
@@ -27,7 +27,7 @@ def page_of(place: Path) -> Path:
         BadIncident: there is nothing of which a page could be made.
         UsageError: it is a bundle.
     """
-    from mmrepro.machine.files import is_file, is_folder
+    from mmrepro.base.machine.files import is_file, is_folder
     from mmrepro.reports import kind_of, write_reports
     from mmrepro.reports.documents import is_bundle
 
@@ -88,8 +88,8 @@ def report(asked: ReportCommand) -> None:
 
 def _redacted(loaded: Any) -> Any:
     """``loaded`` redacted again: who wrote it may not have known what is known now."""
-    from mmrepro.records import Record
-    from mmrepro.text.redact import Redactor
+    from mmrepro.base.records import Record
+    from mmrepro.base.text.redact import Redactor
 
     if not isinstance(loaded, Record):
         return loaded
@@ -100,9 +100,9 @@ def _redacted(loaded: Any) -> Any:
 
 def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
     """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single failure."""
-    from mmrepro.errors import UsageError
-    from mmrepro.incident import Incident
-    from mmrepro.incident.replay import Fuzz, Replay
+    from mmrepro.base.errors import UsageError
+    from mmrepro.failure.documents import Incident
+    from mmrepro.failure.documents.replay import Fuzz, Replay
     from mmrepro.reports.finding import LoadedFinding
     from mmrepro.reports.issue_form import finding_issue, incident_issue
 
@@ -121,7 +121,7 @@ def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
 
 
 def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
-    from mmrepro.errors import UsageError
+    from mmrepro.base.errors import UsageError
 
     first = findings[0] if findings else folder / "f1"
     return UsageError(
@@ -132,14 +132,14 @@ def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
 
 DOCUMENTS = {
     "incident": "mmrepro.incident:Incident",
-    "diagnosis": "mmrepro.incident.diagnosis:Diagnosis",
-    "ablation": "mmrepro.incident.searches:Ablation",
-    "bisection": "mmrepro.incident.searches:Bisection",
-    "acceptance": "mmrepro.incident.acceptance:Acceptance",
-    "replay": "mmrepro.incident.replay:Replay",
-    "fuzz": "mmrepro.incident.replay:Fuzz",
+    "diagnosis": "mmrepro.failure.documents.diagnosis:Diagnosis",
+    "ablation": "mmrepro.failure.documents.searches:Ablation",
+    "bisection": "mmrepro.failure.documents.searches:Bisection",
+    "acceptance": "mmrepro.failure.documents.acceptance:Acceptance",
+    "replay": "mmrepro.failure.documents.replay:Replay",
+    "fuzz": "mmrepro.failure.documents.replay:Fuzz",
     "nightly": "mmrepro.reports.night_json:NightDocument",
-    "case": "mmrepro.case.model:Case",
+    "case": "mmrepro.traffic.case.model:Case",
 }
 
 
@@ -212,7 +212,7 @@ def judge(asked: JudgeCommand) -> None:
 
 def _scenario(incident: Incident, given: str) -> Any:
     """Raises UsageError: it is none of those that are known, and none was given."""
-    from mmrepro.errors import UnknownScenario
+    from mmrepro.base.errors import UnknownScenario
     from mmrepro.scenario.registry import load_scenario
 
     try:
@@ -245,7 +245,7 @@ def _judged(path: Path, incident: Incident, found: Rejudged) -> dict[str, Any]:
 
 
 def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool) -> None:
-    from mmrepro.text.sanitize import plain
+    from mmrepro.base.text.sanitize import plain
     from rich.console import Console
     from rich.markup import escape
 
@@ -312,7 +312,7 @@ def bundle(asked: BundleCommand) -> None:
     """
     import os
 
-    from mmrepro.machine.files import is_file, is_folder
+    from mmrepro.base.machine.files import is_file, is_folder
     from mmrepro.reports import incident as runs, replay as replays
     from mmrepro.reports.bundle import write_bundle, write_replay_bundle
 
@@ -337,7 +337,7 @@ def bundle(asked: BundleCommand) -> None:
 
 def _lines(path: Path) -> list[str]:
     """Raises UsageError: it cannot be read, or has more than can be looked for everywhere."""
-    from mmrepro.machine.files import read_file
+    from mmrepro.base.machine.files import read_file
 
     try:
         text = read_file(path, MAX_SECRETS_BYTES).decode()

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from mmrepro.base.errors import ExitCode
 from mmrepro.cli.options import command
-from mmrepro.errors import ExitCode
 from mmrepro.run.options import RunCommand
 
 if TYPE_CHECKING:
-    from mmrepro.incident import Incident
+    from mmrepro.failure.documents import Incident
     from mmrepro.run.starter import Starter
     from mmrepro.scenario import Scenario
     from rich.console import Console
@@ -23,9 +23,9 @@ def run(asked: RunCommand) -> None:
 
     Example:  mmrepro run ghost-key-eviction --release 0.24.0
     """
+    from mmrepro.base.errors import UsageError
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import announce, emit
-    from mmrepro.errors import UsageError
     from mmrepro.run.start import target
     from mmrepro.run.starter import Starter
     from mmrepro.scenario.registry import load_scenario
@@ -57,10 +57,10 @@ def run(asked: RunCommand) -> None:
 def _one(
     scenario: Scenario, asked: RunCommand, starter: Starter, about: str, console: Console
 ) -> Incident:
+    from mmrepro.base.errors import UsageError
     from mmrepro.cli.console import table_console
     from mmrepro.cli.progress import Progress
-    from mmrepro.errors import UsageError
-    from mmrepro.incident.folder import discard
+    from mmrepro.failure.documents.folder import discard
     from mmrepro.reports.documents import write
     from mmrepro.reports.incident import KIND, load
     from mmrepro.reports.terminal import print_page
@@ -102,7 +102,7 @@ def _document(incidents: list[Incident]) -> object:
     """The incident; of several the first with the gravest end, with every run's outcome in it."""
     import json
 
-    from mmrepro.incident.folder import incident_json
+    from mmrepro.failure.documents.folder import incident_json
 
     if len(incidents) == 1:
         return incident_json(incidents[0])

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
+from mmrepro.base.errors import BrokenScenario, UsageError
 from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.options import command
-from mmrepro.errors import BrokenScenario, UsageError
 from mmrepro.run.options import NamedScenario
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from mmrepro.catalogue.recorded import RecordedRun
-    from mmrepro.catalogue.standing import Newest, Standing
+    from mmrepro.failure.signature import Condition
     from mmrepro.reports.blocks import Inline, Page
     from mmrepro.scenario.definition import Scenario
-    from mmrepro.signature import Condition
+    from mmrepro.tools.catalogue.recorded import RecordedRun
+    from mmrepro.tools.catalogue.standing import Newest, Standing
 
 
 # ---------------------------------------------------------------- mmrepro list
@@ -60,7 +60,7 @@ def list_scenarios(asked: ListCommand) -> None:
         _alive(names, asked.ledger, as_json=asked.json, full=asked.full)
         return
     if markdown:
-        from mmrepro.catalogue.standing import known, page
+        from mmrepro.tools.catalogue.standing import known, page
 
         failures, broken = known(_recorded(asked.ledger), names)
         for error in broken.values():
@@ -92,7 +92,7 @@ def _print_rows(rows: Sequence[Sequence[str]]) -> None:
     import shutil
     import sys
 
-    from mmrepro.text.sanitize import clip, one_line
+    from mmrepro.base.text.sanitize import clip, one_line
 
     rows = [[one_line(cell, 400) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
@@ -137,9 +137,9 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
         InfrastructureError: the list that comes with mmrepro cannot be read.
         BadLedger: the ledger cannot be.
     """
-    from mmrepro.catalogue.recorded import load, of_history
     from mmrepro.history.ledger import read
     from mmrepro.scenarios.data import recorded_runs
+    from mmrepro.tools.catalogue.recorded import load, of_history
 
     found = load(recorded_runs())
     return found if ledger is None else [*found, *of_history(read(ledger), str(ledger))]
@@ -147,7 +147,7 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
 
 def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool, full: bool) -> None:
     """What recorded runs show of the newest releases. Raises as :func:`_recorded`."""
-    from mmrepro.catalogue.standing import known, newest_of, standings, strangers
+    from mmrepro.tools.catalogue.standing import known, newest_of, standings, strangers
 
     runs = _recorded(ledger)
     failures, broken = known(runs, names)
@@ -198,7 +198,7 @@ def _row(row: Standing) -> tuple[Inline, ...]:
 
 
 def _notes(newest: Iterable[Newest]) -> Iterable[str]:
-    from mmrepro.catalogue.standing import INDEX
+    from mmrepro.tools.catalogue.standing import INDEX
 
     for one in newest:
         if one.says != INDEX:
@@ -236,7 +236,7 @@ def show(asked: ShowCommand) -> None:
 
     Example:  mmrepro show ghost-key-eviction
     """
-    from mmrepro.records import Fidelity
+    from mmrepro.base.records import Fidelity
     from mmrepro.scenario.parts import LiveFacts, RunFacts
     from mmrepro.scenario.registry import load_scenario
 
@@ -368,9 +368,9 @@ def claims(asked: ClaimsCommand) -> None:
 
     Example:  mmrepro claims ghost-key-eviction --status refuted
     """
-    from mmrepro.catalogue.claims import load, words
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.scenarios.data import claims as file
+    from mmrepro.tools.catalogue.claims import load, words
 
     names = {load_scenario(name).name for name in asked.scenarios}
     found = [
@@ -381,7 +381,7 @@ def claims(asked: ClaimsCommand) -> None:
     if asked.json:
         emit({"claims": [one.model_dump(mode="json") for one in found]})
         return
-    from mmrepro.incident import ClaimStatus
+    from mmrepro.failure.documents import ClaimStatus
     from mmrepro.reports.blocks import Paragraph, count, table, toned
     from mmrepro.reports.terminal import print_blocks
     from mmrepro.reports.words import CLAIMS

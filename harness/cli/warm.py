@@ -13,7 +13,7 @@ from mmrepro.base.options import LIMITS, Command, option
 from mmrepro.cli.options import DeclaredCommand, command
 
 if TYPE_CHECKING:
-    from mmrepro.supervise.warm import ForkServer
+    from mmrepro.engines.supervise.warm import ForkServer
 
 app = typer.Typer(
     name="warm",
@@ -53,15 +53,15 @@ def start(asked: WarmStartCommand) -> None:
 
     Example:  mmrepro warm start ghost-key-eviction
     """
-    from mmrepro.environments.build import ensure
-    from mmrepro.errors import InfrastructureError
-    from mmrepro.machine.files import cache_root
+    from mmrepro.base.errors import InfrastructureError
+    from mmrepro.base.machine.files import cache_root
+    from mmrepro.engines.environments.build import ensure
+    from mmrepro.engines.supervise import free_port
+    from mmrepro.engines.supervise.warm import ForkServers, Refused
     from mmrepro.run.options import RunCommand
     from mmrepro.run.start import ServerSpec, target
     from mmrepro.run.starter import fork_server_spec, warm_root
     from mmrepro.scenario.registry import load_scenario
-    from mmrepro.supervise import free_port
-    from mmrepro.supervise.warm import ForkServers, Refused
     from rich.console import Console
 
     loaded = load_scenario(asked.scenario).with_variant(asked.variant)
@@ -106,8 +106,8 @@ def status(asked: WarmStatusCommand) -> None:
 
     Example:  mmrepro warm status
     """
+    from mmrepro.engines.supervise.warm import kept_fork_servers
     from mmrepro.run.starter import warm_root
-    from mmrepro.supervise.warm import kept_fork_servers
 
     living = kept_fork_servers(warm_root())
     if asked.json:
@@ -134,9 +134,9 @@ def stop(asked: WarmStopCommand) -> None:
 
     Example:  mmrepro warm stop
     """
-    from mmrepro.errors import UsageError
+    from mmrepro.base.errors import UsageError
+    from mmrepro.engines.supervise.warm import kept_fork_servers
     from mmrepro.run.starter import warm_root
-    from mmrepro.supervise.warm import kept_fork_servers
 
     key = asked.key
     chosen = [parent for parent in kept_fork_servers(warm_root()) if parent.key.startswith(key)]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.engines.base import (
     Engine as Engine,
     LaunchPlan as LaunchPlan,
@@ -15,10 +16,9 @@ from mmrepro.engines.base import (
     root_cause_lines as root_cause_lines,
     worth_another as worth_another,
 )
-from mmrepro.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from mmrepro.environments.spec import EnvironmentSpec
+    from mmrepro.engines.environments.spec import EnvironmentSpec
 
 CLASSES: Final[Mapping[str, str]] = {
     "vllm": "VllmEngine",
@@ -75,7 +75,7 @@ def spec_for(
         UnknownRelease: not a version number; or the index of commits has no wheel.
         EnvironmentBuildError: the index of commits cannot be asked.
     """
-    from mmrepro.machine.files import device_of
+    from mmrepro.base.machine.files import device_of
 
     adapter = get_engine(engine)
     if device not in ("auto", "cpu", "cuda"):
@@ -89,6 +89,6 @@ def spec_for(
             "its own version.",
             hint=f"--commit {commit[:12]} alone",
         )
-    from mmrepro.environments.index import commit_spec
+    from mmrepro.engines.environments.index import commit_spec
 
     return commit_spec(lambda version: adapter.environment_spec(version, wanted), commit, date)

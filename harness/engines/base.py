@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from mmrepro.errors import UsageError
-from mmrepro.records import Fidelity, Setting, StandIn
+from mmrepro.base.errors import UsageError
+from mmrepro.base.records import Fidelity, Setting, StandIn
 
 if TYPE_CHECKING:  # a scenario knows engines, and starts none
-    from mmrepro.environments.spec import Environment, EnvironmentSpec
-    from mmrepro.supervise import Entry
+    from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+    from mmrepro.engines.supervise import Entry
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
@@ -207,8 +207,8 @@ class Engine(ABC):
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """The command that starts the server. Raises UsageError for options it must own."""
-        from mmrepro.machine.gpu import hide
-        from mmrepro.supervise import Entry
+        from mmrepro.base.machine.gpu import hide
+        from mmrepro.engines.supervise import Entry
 
         for option in self.owned_options:
             if has_option(request.server_args, option):
@@ -307,7 +307,7 @@ def worth_another(engine: Engine, lines: Sequence[str]) -> str:
 
 def without_prefix(line: str) -> str:
     """A log line as it would be without the engine's process, level, time and place."""
-    from mmrepro.text import sanitize
+    from mmrepro.base.text import sanitize
 
     line = sanitize.plain(line)  # releases up to 0.12 colour their prefixes, in a file as well
     for _ in range(2):

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from mmrepro.base.records import Fidelity, Setting, StandIn
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Patch, two_threads
-from mmrepro.environments.spec import EnvironmentSpec, lmdeploy_spec
-from mmrepro.records import Fidelity, Setting, StandIn
+from mmrepro.engines.environments.spec import EnvironmentSpec, lmdeploy_spec
 from packaging.version import Version
 
 UNI_EXECUTOR_SINCE = Version("0.11")

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from mmrepro.base.records import Fidelity, Setting
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Mitigation
-from mmrepro.environments.spec import EnvironmentSpec, minivllm_spec
-from mmrepro.records import Fidelity, Setting
+from mmrepro.engines.environments.spec import EnvironmentSpec, minivllm_spec
 from mmrepro.reproducers import reproducer_path
 
 

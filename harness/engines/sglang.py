@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from mmrepro.base.errors import UsageError
+from mmrepro.base.records import Fidelity, Setting, StandIn
 from mmrepro.engines.base import (
     SERVED_MODEL,
     UVICORN_STARTS,
@@ -11,9 +13,7 @@ from mmrepro.engines.base import (
     Patch,
     two_threads,
 )
-from mmrepro.environments.spec import EnvironmentSpec, sglang_spec
-from mmrepro.errors import UsageError
-from mmrepro.records import Fidelity, Setting, StandIn
+from mmrepro.engines.environments.spec import EnvironmentSpec, sglang_spec
 from packaging.version import Version
 
 SERVER_MODULE = "sglang.launch_server"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from mmrepro.base.records import Fidelity, Setting, StandIn
 from mmrepro.engines.base import (
     SERVED_MODEL,
     UVICORN_STARTS,
@@ -13,10 +14,9 @@ from mmrepro.engines.base import (
     has_option,
     two_threads,
 )
-from mmrepro.environments.spec import EnvironmentSpec, vllm_spec
+from mmrepro.engines.environments.spec import EnvironmentSpec, vllm_spec
+from mmrepro.engines.supervise import TMP_PLACEHOLDER
 from mmrepro.probes.data import WORKED
-from mmrepro.records import Fidelity, Setting, StandIn
-from mmrepro.supervise import TMP_PLACEHOLDER
 from packaging.version import Version
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"

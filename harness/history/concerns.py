@@ -12,15 +12,15 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import read_toml
+from mmrepro.base.records import Record
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, NightState, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.states import Settled, State, Track, settle
-from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState, Planned
-from mmrepro.machine.files import read_toml
-from mmrepro.records import Record
-from mmrepro.signature import Outcome
-from mmrepro.text.sanitize import one_line
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import Field, StringConstraints, ValidationError, field_validator

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, NightState
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.states import VERDICTS, Change, Settled, State, Track, changed_parts, describe
-from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
-from mmrepro.signature import Outcome
-from mmrepro.text.sanitize import one_line
 from packaging.version import InvalidVersion, Version
 
 LATE = 1.5

@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from mmrepro.errors import BadLedger, LedgerBusy, UsageError
-from mmrepro.incident.ledger import (
+from mmrepro.base.errors import BadLedger, LedgerBusy, UsageError
+from mmrepro.base.machine.files import is_folder, read_file
+from mmrepro.base.machine.journal import LineFile
+from mmrepro.base.text.redact import Redactor
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.failure.documents.ledger import (
     LEDGER_FILE,
     LEDGER_VERSION,
     Attempt,
@@ -22,10 +26,6 @@ from mmrepro.incident.ledger import (
     NightState,
     Planned,
 )
-from mmrepro.machine.files import is_folder, read_file
-from mmrepro.machine.journal import LineFile
-from mmrepro.text.redact import Redactor
-from mmrepro.text.sanitize import one_line
 from pydantic import TypeAdapter, ValidationError
 
 LOCK_FILE = ".ledger.lock"

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmrepro.errors import BadLedger, UnwritableOutput
+from mmrepro.base.errors import BadLedger, UnwritableOutput
+from mmrepro.failure.documents import INCIDENT_FILE
+from mmrepro.failure.documents.ledger import Attempt, Event, Night, NightState
 from mmrepro.history.events import events
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
-from mmrepro.incident import INCIDENT_FILE
-from mmrepro.incident.ledger import Attempt, Event, Night, NightState
 
 _UNFINISHED = [
     NightState.RUNNING,

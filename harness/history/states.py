@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mmrepro.incident.ledger import Attempt, Cell, EventKind
-from mmrepro.signature import Outcome
+from mmrepro.failure.documents.ledger import Attempt, Cell, EventKind
+from mmrepro.failure.signature import Outcome
 
 Z_95 = 1.959963984540054
 UNLIKELY = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
 from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest, smallest
 from mmrepro.kv_budget.eras import LMDEPLOY
 from mmrepro.kv_budget.options import KvBudgetCommand, plan_for

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
 from packaging.version import Version
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.engines.models.qwen import smart_resize
 from mmrepro.kv_budget.eras import Engine
-from mmrepro.models.qwen import smart_resize
 
 MOST_BYTES = 4 << 20
 _NESTED = ("text_config", "llm_config", "language_config")

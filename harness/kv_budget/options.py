@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrepro.base import common_options as common, units
+from mmrepro.base.errors import UsageError
 from mmrepro.base.options import OUTPUT, Command, option
-from mmrepro.errors import UsageError
+from mmrepro.base.text.sanitize import one_line
 from mmrepro.kv_budget import plans
 from mmrepro.kv_budget.base import MAX_DECIMALS, MemoryPlan
 from mmrepro.kv_budget.eras import ENGINES, LMDEPLOY, SGLANG, VLLM, VLLM_CPU, Engine
 from mmrepro.kv_budget.model import Geometry, Model, read_model
-from mmrepro.text.sanitize import one_line
 from packaging.version import InvalidVersion, Version
 
 MOST_BYTES = 1 << 50

@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 
+from mmrepro.base.errors import UsageError
 from mmrepro.base.units import GIB
-from mmrepro.errors import UsageError
 from mmrepro.kv_budget.base import UNLIMITED, Budget, MemoryPlan
 from mmrepro.kv_budget.eras import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.kv_budget.model import Geometry

@@ -15,18 +15,27 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import pytest
+from mmrepro.base.errors import MmreproError, UsageError
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.campaign.matrix.options import (
+    Device,
+    MatrixFile,
+    MatrixRunCommand,
+    Seconds,
+    Texts,
+    load,
+)
+from mmrepro.campaign.matrix.plan import plan, planned
+from mmrepro.campaign.matrix.session import night_options
 from mmrepro.campaign.schedule import CONFIRM, REPEAT, Group, groups_of
 from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, cell_of, incident_in
 from mmrepro.campaign.work import INCIDENTS
-from mmrepro.errors import MmreproError, UsageError
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.folder import unused
+from mmrepro.failure.documents.ledger import Attempt, Cell, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine, load_quarantine
 from mmrepro.history.states import State
-from mmrepro.incident import Incident
-from mmrepro.incident.folder import unused
-from mmrepro.incident.ledger import Attempt, Cell, Planned
-from mmrepro.matrix.options import Device, MatrixFile, MatrixRunCommand, Seconds, Texts, load
-from mmrepro.matrix.plan import plan, planned
-from mmrepro.matrix.session import night_options
 from mmrepro.pytest_plugin import (
     FIXTURE,
     MARKER,
@@ -41,8 +50,6 @@ from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.run.options import RunCommand
 from mmrepro.run.start import target
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Outcome
-from mmrepro.text.sanitize import one_line
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 

@@ -16,20 +16,20 @@ from typing import NoReturn
 
 import pytest
 from filelock import FileLock, Timeout
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.text.redact import Redactor
+from mmrepro.base.text.sanitize import clip, one_line, plain
 from mmrepro.base.units import duration
 from mmrepro.campaign.provisions import Bound, Provisions
 from mmrepro.campaign.schedule import Estimates, Group
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import CellsUntilWhole, Here, LocalPlaces
-from mmrepro.errors import MmreproError
+from mmrepro.failure.documents.ledger import Attempt, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History
 from mmrepro.history.states import VERDICTS, Settled, State, settle
-from mmrepro.incident.ledger import Attempt, Planned
 from mmrepro.pytest_plugin import PROPERTY, skips_inconclusive
 from mmrepro.reports.documents import MARKDOWN_FILE
-from mmrepro.signature import Outcome
-from mmrepro.text.redact import Redactor
-from mmrepro.text.sanitize import clip, one_line, plain
 
 DETAIL_LINES = 6
 

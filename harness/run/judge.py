@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from mmrepro.base.errors import UsageError
+from mmrepro.base.records import EVIDENCE_DIR
 from mmrepro.engines import ENGINES
-from mmrepro.environments.spec import Environment
-from mmrepro.errors import UsageError
-from mmrepro.evidence import Evidence
-from mmrepro.incident import (
+from mmrepro.engines.environments.spec import Environment
+from mmrepro.failure.documents import (
     ClaimResult,
     Exhibit,
     GateFacts,
@@ -22,13 +22,21 @@ from mmrepro.incident import (
     MitigationFacts,
     SourceExcerpt,
 )
+from mmrepro.failure.signature import (
+    ConditionResult,
+    Finding,
+    Outcome,
+    Truth,
+    Verdict,
+    decide,
+    evaluate,
+)
+from mmrepro.failure.signature.decide import guarded
+from mmrepro.failure.signature.views import log_count
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.records import EVIDENCE_DIR
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenario.parts import SourceRef
-from mmrepro.signature import ConditionResult, Finding, Outcome, Truth, Verdict, decide, evaluate
-from mmrepro.signature.decide import guarded
-from mmrepro.signature.views import log_count
+from mmrepro.traffic.evidence import Evidence
 
 
 def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:

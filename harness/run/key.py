@@ -17,18 +17,18 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import mmrepro
+from mmrepro.base.machine.files import VISIBLE, FileState, cache_root, digest, state
+from mmrepro.base.machine.gpu import ORDER, choose, read_gpus, visible
+from mmrepro.base.machine.host import child_environment, host_facts
 from mmrepro.engines import ENGINES, LaunchPlan
 from mmrepro.engines.base import BOOT
-from mmrepro.environments.spec import Environment
-from mmrepro.machine.files import VISIBLE, FileState, cache_root, digest, state
-from mmrepro.machine.gpu import ORDER, choose, read_gpus, visible
-from mmrepro.machine.host import child_environment, host_facts
+from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.supervise import free_port
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunCommand
 from mmrepro.run.start import ServerSpec
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
-from mmrepro.supervise import free_port
 
 PACKAGE = "mmrepro"
 
@@ -187,18 +187,18 @@ of an engine that comes with mmrepro is a part of it.
 
 RUNNER = "mmrepro.run.runner"
 BUILDERS = (
-    "mmrepro.environments.build",
-    "mmrepro.environments.index",
-    "mmrepro.environments.uv",
+    "mmrepro.engines.environments.build",
+    "mmrepro.engines.environments.index",
+    "mmrepro.engines.environments.uv",
 )
 """Modules that build an environment, which is in the key as it was built: its lock file, its Python
 and its commit."""
 
 DATA = {
-    "mmrepro.supervise.warm": ("supervise", "fork*.py"),
-    "mmrepro.environments.spec": ("environments", "{engine}.toml"),
+    "mmrepro.engines.supervise.warm": ("engines.supervise", "fork*.py"),
+    "mmrepro.engines.environments.spec": ("engines.environments", "{engine}.toml"),
     "mmrepro.scenarios.data": ("scenarios", "data/pad_value_pair/*"),
-    "mmrepro.case.files": ("scenarios", "data/pad_value_pair/*"),
+    "mmrepro.traffic.case.files": ("scenarios", "data/pad_value_pair/*"),
 }
 """Files that a module reads or has another interpreter run: a part of mmrepro, and a pattern of
 names in it."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.machine.host import child_environment
 from mmrepro.engines.base import SERVED_MODEL, Engine
-from mmrepro.errors import MmreproError
-from mmrepro.evidence import ReproducerResult
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.machine.host import child_environment
+from mmrepro.engines.supervise import Entry
+from mmrepro.engines.supervise.warm import ForkServer
 from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe, InferenceProbe
@@ -28,8 +28,8 @@ from mmrepro.probes.syscalls import SyscallsProbe
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.start import Started
 from mmrepro.scenario import Scenario
-from mmrepro.supervise import Entry
-from mmrepro.supervise.warm import ForkServer
+from mmrepro.traffic.evidence import ReproducerResult
+from mmrepro.traffic.evidence.recorder import Recorder
 
 BASELINE_S = 5.0
 CHECK_S = 20.0

@@ -11,24 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmrepro import __version__
+from mmrepro.base.errors import EngineStartError, RunTimeout, UsageError
+from mmrepro.base.machine.files import cache_root
+from mmrepro.base.machine.gpu import Choice, leased
+from mmrepro.base.machine.host import host_facts
+from mmrepro.base.records import Moment
 from mmrepro.base.units import duration
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.errors import EngineStartError, RunTimeout, UsageError
-from mmrepro.evidence.recorder import Listener
-from mmrepro.incident import (
+from mmrepro.engines.models import TinyModel
+from mmrepro.failure.documents import (
     EngineFacts,
     Incident,
     MitigationFacts,
     ModelFacts,
     Setting,
 )
-from mmrepro.incident.folder import Journal, discard, make_run_dir
-from mmrepro.machine.files import cache_root
-from mmrepro.machine.gpu import Choice, leased
-from mmrepro.machine.host import host_facts
-from mmrepro.models import TinyModel
-from mmrepro.records import Moment
+from mmrepro.failure.documents.folder import Journal, discard, make_run_dir
+from mmrepro.failure.signature.decide import guarded
 from mmrepro.run.judge import Deadlines, facts_of, judge, note_judged, of_gate
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
 from mmrepro.run.observe import Interpreter, Probing, read_log
@@ -45,9 +45,9 @@ from mmrepro.run.start import (
 )
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
-from mmrepro.signature.decide import guarded
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence.recorder import Listener
 
 
 def begin(scenario: Scenario, options: RunCommand, listener: Listener | None = None) -> Journal:

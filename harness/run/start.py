@@ -14,31 +14,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrepro.base import processes
-from mmrepro.base.units import duration
-from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
-from mmrepro.engines.base import root_cause_lines, worth_another
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.environments.uv import Notice
-from mmrepro.errors import (
+from mmrepro.base.errors import (
     EngineStartError,
     ForkServerDied,
     UnknownRelease,
     UsageError,
     did_you_mean,
 )
-from mmrepro.evidence.model import BUILD, BUILD_NOTICE
-from mmrepro.evidence.recorder import GpuSampler, Sampler
-from mmrepro.incident import Incident, ServerFacts, Setting, WarmParentFacts
-from mmrepro.incident.folder import Journal
-from mmrepro.machine.files import write_file
-from mmrepro.machine.gpu import Choice
+from mmrepro.base.machine.files import write_file
+from mmrepro.base.machine.gpu import Choice
+from mmrepro.base.units import duration
+from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
+from mmrepro.engines.base import root_cause_lines, worth_another
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.engines.environments.uv import Notice
+from mmrepro.engines.supervise import EngineProcess, answers, free_port
+from mmrepro.engines.supervise.warm import Refused
+from mmrepro.failure.documents import Incident, ServerFacts, Setting, WarmParentFacts
+from mmrepro.failure.documents.folder import Journal
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.starter import SAFER, Starter, StartStages, mode_setting
 from mmrepro.scenario import Control, Scenario
-from mmrepro.supervise import EngineProcess, answers, free_port
-from mmrepro.supervise.warm import Refused
+from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.traffic.evidence.recorder import GpuSampler, Sampler
 from packaging.version import InvalidVersion, Version
 
 READY_POLL_S = 0.05

@@ -11,18 +11,18 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import VISIBLE, cache_root, digest
+from mmrepro.base.machine.gpu import ORDER
+from mmrepro.base.machine.host import child_environment
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
-from mmrepro.environments.spec import Environment, ModeSeen, note_start, starts_seen
-from mmrepro.errors import UsageError
-from mmrepro.incident import Setting, WarmParentFacts
-from mmrepro.machine.files import VISIBLE, cache_root, digest
-from mmrepro.machine.gpu import ORDER
-from mmrepro.machine.host import child_environment
+from mmrepro.engines.environments.spec import Environment, ModeSeen, note_start, starts_seen
+from mmrepro.engines.supervise import EngineProcess, start_engine
+from mmrepro.engines.supervise.warm import FORK, SCRIPTS, ForkServer, ForkServers, ForkServerSpec
+from mmrepro.failure.documents import Setting, WarmParentFacts
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import StartMode
-from mmrepro.supervise import EngineProcess, start_engine
-from mmrepro.supervise.warm import FORK, SCRIPTS, ForkServer, ForkServers, ForkServerSpec
 
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"

@@ -2,12 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from mmrepro.evidence import (
-    Evidence as Evidence,
-    Missing as Missing,
-    RequestRecord as RequestRecord,
+from mmrepro.failure.documents import Reference as Reference
+from mmrepro.failure.signature import Finding as Finding, Outcome as Outcome, Truth as Truth
+from mmrepro.failure.signature.decide import all_met as all_met
+from mmrepro.failure.signature.views import (
+    Logs as Logs,
+    Measured as Measured,
+    Metrics as Metrics,
+    Processes as Processes,
+    Reproducers as Reproducers,
+    Requests as Requests,
 )
-from mmrepro.incident import Reference as Reference
 from mmrepro.scenario.common import (
     answered as answered,
     endpoints_green as endpoints_green,
@@ -37,17 +42,12 @@ from mmrepro.scenario.parts import (
     symptom as symptom,
     upgrade as upgrade,
 )
-from mmrepro.signature import Finding as Finding, Outcome as Outcome, Truth as Truth
-from mmrepro.signature.decide import all_met as all_met
-from mmrepro.signature.views import (
-    Logs as Logs,
-    Measured as Measured,
-    Metrics as Metrics,
-    Processes as Processes,
-    Reproducers as Reproducers,
-    Requests as Requests,
-)
 from mmrepro.traffic.drive import Drive as Drive
+from mmrepro.traffic.evidence import (
+    Evidence as Evidence,
+    Missing as Missing,
+    RequestRecord as RequestRecord,
+)
 
 if not TYPE_CHECKING:
 

@@ -10,11 +10,11 @@ from functools import wraps
 from typing import Any
 
 from mmrepro.engines import Engine
-from mmrepro.evidence import Evidence
+from mmrepro.failure.signature import Finding, Truth, checks
+from mmrepro.failure.signature.views import Logs, Metrics, Processes, Requests
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.scenario.parts import Check, Declared, Row, RunFacts, cause, precondition, row, symptom
-from mmrepro.signature import Finding, Truth, checks
-from mmrepro.signature.views import Logs, Metrics, Processes, Requests
+from mmrepro.traffic.evidence import Evidence
 
 Label = str | Callable[[Evidence], str]
 """Of a request, or a function that finds it."""
@@ -117,7 +117,7 @@ def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) ->
     ``part``: :func:`cause` or :func:`symptom`.
     """
 
-    from mmrepro.signature import crash
+    from mmrepro.failure.signature import crash
 
     def first(logs: Logs, engine: Engine) -> Finding:
         return crash.first_error(logs, engine.core_role, pattern)
@@ -130,7 +130,7 @@ def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]
     """A request takes the server down: it gets 500, and a new text after it is not answered
     (:func:`crash.watch`). An observer sees that no process is the core, and the log's word."""
 
-    from mmrepro.signature import crash, live_server
+    from mmrepro.failure.signature import crash, live_server
 
     def fails(requests: Requests) -> Finding:
         name = failing if isinstance(failing, str) else failing(requests.evidence)
@@ -214,7 +214,7 @@ def some_requests_fail(*given_up: str) -> tuple[Declared, ...]:
     in which the engine tells of a request that it ended with an error, where streams fail as well:
     they have answered 200 by then."""
 
-    from mmrepro.signature import live_server
+    from mmrepro.failure.signature import live_server
 
     def requests_fail(logs: Logs) -> Finding:
         found = checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
@@ -238,7 +238,7 @@ def every_request_fails(**more: Any) -> Declared:
     """The engine's loop has ended behind a front that lives: 500 and above, or a completion that
     ended in an error. A 4xx (a key, a rate limit) tells nothing of the engine."""
 
-    from mmrepro.signature import live_server
+    from mmrepro.failure.signature import live_server
 
     more = {"id": "every-request-fails", **more}
     return symptom("a small valid request fails", live_server.fails, **more)

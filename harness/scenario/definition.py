@@ -12,14 +12,23 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
+from mmrepro.base.errors import BrokenScenario, UsageError, did_you_mean
+from mmrepro.base.records import Fidelity
 from mmrepro.engines import Engine, get_engine
 from mmrepro.engines.base import Mitigation, Patch
-from mmrepro.errors import BrokenScenario, UsageError, did_you_mean
-from mmrepro.evidence import Evidence, Missing
-from mmrepro.incident import ClaimResult, Exhibit, KeyStack, Reference, ScenarioFacts, SymptomRow
-from mmrepro.models import TinyModel, TinyQwen2VL
+from mmrepro.engines.models import TinyModel, TinyQwen2VL
+from mmrepro.failure.documents import (
+    ClaimResult,
+    Exhibit,
+    KeyStack,
+    Reference,
+    ScenarioFacts,
+    SymptomRow,
+)
+from mmrepro.failure.signature import Condition, Finding, Outcome, Part, Truth, combine, evaluate
+from mmrepro.failure.signature.decide import FLIP, all_met, guarded, trigger_arrived
+from mmrepro.failure.signature.views import View
 from mmrepro.probes.data import ProbeData, StackSample, StacksData
-from mmrepro.records import Fidelity
 from mmrepro.scenario.parts import (
     NOT_LOOKED_UP,
     OPPOSITE,
@@ -43,14 +52,12 @@ from mmrepro.scenario.parts import (
     named,
     tagged,
 )
-from mmrepro.signature import Condition, Finding, Outcome, Part, Truth, combine, evaluate
-from mmrepro.signature.decide import FLIP, all_met, guarded, trigger_arrived
-from mmrepro.signature.views import View
+from mmrepro.traffic.evidence import Evidence, Missing
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 if TYPE_CHECKING:
-    from mmrepro.incident.searches import Ablation
+    from mmrepro.failure.documents.searches import Ablation
     from mmrepro.scenario.silent import Failure
     from mmrepro.traffic.drive import Drive
 

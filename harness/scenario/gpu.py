@@ -1,10 +1,10 @@
 """What a GPU does while the engine hangs: for a row of the table and a claim."""
 
-from mmrepro.evidence import Evidence
+from mmrepro.base.records import Fidelity
+from mmrepro.failure.signature.decide import Finding
 from mmrepro.probes.data import GpuData, GpuDevice, ProcessesData
-from mmrepro.records import Fidelity
 from mmrepro.scenario.parts import RunFacts
-from mmrepro.signature.decide import Finding
+from mmrepro.traffic.evidence import Evidence
 
 SETTLED_S = 1.0
 """NVML's utilisation is of a span of up to a second that lies behind."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from mmrepro.incident import ClaimResult
-from mmrepro.incident.searches import Ablation, FactorClass
+from mmrepro.failure.documents import ClaimResult
+from mmrepro.failure.documents.searches import Ablation, FactorClass
+from mmrepro.failure.signature import Finding, Truth
 from mmrepro.scenario.parts import STATUS, Hypothesis, named
-from mmrepro.signature import Finding, Truth
 
 CURES = (FactorClass.NECESSARY, FactorClass.SUFFICIENT)
 UNCLEAR = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER, FactorClass.NOT_TESTED)

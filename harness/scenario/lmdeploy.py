@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 
 from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.engines.lmdeploy import WITNESS, WITNESS_PATTERNS, device_memory
-from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
+from mmrepro.engines.models import TinyModel
+from mmrepro.engines.models.tiny import TinyText
+from mmrepro.failure.signature import Finding, Truth, answers
+from mmrepro.failure.signature.decide import guarded
+from mmrepro.failure.signature.views import Logs, View
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
-from mmrepro.models import TinyModel
-from mmrepro.models.tiny import TinyText
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario.definition import Scenario, bind
 from mmrepro.scenario.parts import (
@@ -30,10 +32,8 @@ from mmrepro.scenario.parts import (
     quote,
     symptom,
 )
-from mmrepro.signature import Finding, Truth, answers
-from mmrepro.signature.decide import guarded
-from mmrepro.signature.views import Logs, View
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.traffic.reading import COMPLETIONS, Watch
 
 RELEASE = "0.6.4"

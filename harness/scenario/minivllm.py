@@ -4,9 +4,10 @@ import re
 import shlex
 from typing import ClassVar
 
-from mmrepro.evidence import Evidence, Missing, RequestRecord
-from mmrepro.incident import SymptomRow
-from mmrepro.models.qwen import TinyQwen3
+from mmrepro.engines.models.qwen import TinyQwen3
+from mmrepro.failure.documents import SymptomRow
+from mmrepro.failure.signature import Finding, Truth, checks
+from mmrepro.failure.signature.views import Logs, Metrics, Requests
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import (
     OPPOSITE,
@@ -20,9 +21,8 @@ from mmrepro.scenario.parts import (
     cure,
     row,
 )
-from mmrepro.signature import Finding, Truth, checks
-from mmrepro.signature.views import Logs, Metrics, Requests
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 
 BLOCK_SIZE = 16
 PIXELS = 28

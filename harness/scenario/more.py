@@ -6,11 +6,13 @@ A name is imported when it is asked for: a scenario loads what it uses, not what
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mmrepro.case.sending import play_case as play_case
+    from mmrepro.base.records import Fidelity as Fidelity, Setting as Setting, StandIn as StandIn
     from mmrepro.engines import Engine as Engine
     from mmrepro.engines.base import Mitigation as Mitigation, Patch as Patch
-    from mmrepro.evidence import ImageSent as ImageSent, Phase as Phase
-    from mmrepro.incident import (
+    from mmrepro.engines.models import TinyModel as TinyModel, TinyQwen2VL as TinyQwen2VL
+    from mmrepro.engines.models.qwen import TinyQwen3 as TinyQwen3
+    from mmrepro.engines.models.tiny import TinyDotsOCR as TinyDotsOCR, TinyText as TinyText
+    from mmrepro.failure.documents import (
         Birthday as Birthday,
         ClaimResult as ClaimResult,
         ClaimStatus as ClaimStatus,
@@ -21,13 +23,22 @@ if TYPE_CHECKING:
         Shown as Shown,
         SymptomRow as SymptomRow,
     )
-    from mmrepro.incident.model import (
+    from mmrepro.failure.documents.model import (
         collision_probability as collision_probability,
         images_for as images_for,
     )
-    from mmrepro.models import TinyModel as TinyModel, TinyQwen2VL as TinyQwen2VL
-    from mmrepro.models.qwen import TinyQwen3 as TinyQwen3
-    from mmrepro.models.tiny import TinyDotsOCR as TinyDotsOCR, TinyText as TinyText
+    from mmrepro.failure.signature import (
+        Condition as Condition,
+        answers as answers,
+        checks as checks,
+        crash as crash,
+        live_server as live_server,
+    )
+    from mmrepro.failure.signature.comparison import (
+        ComparedAnswers as ComparedAnswers,
+        first_difference as first_difference,
+    )
+    from mmrepro.failure.signature.decide import guarded as guarded
     from mmrepro.probes.data import (
         Frame as Frame,
         GpuData as GpuData,
@@ -42,7 +53,6 @@ if TYPE_CHECKING:
         SyscallsData as SyscallsData,
         ThreadStack as ThreadStack,
     )
-    from mmrepro.records import Fidelity as Fidelity, Setting as Setting, StandIn as StandIn
     from mmrepro.scenario.common import (
         Label as Label,
         added_not_scheduled as added_not_scheduled,
@@ -88,24 +98,14 @@ if TYPE_CHECKING:
         hypothesis as hypothesis,
     )
     from mmrepro.scenario.silent import Failure as Failure
-    from mmrepro.signature import (
-        Condition as Condition,
-        answers as answers,
-        checks as checks,
-        crash as crash,
-        live_server as live_server,
-    )
-    from mmrepro.signature.comparison import (
-        ComparedAnswers as ComparedAnswers,
-        first_difference as first_difference,
-    )
-    from mmrepro.signature.decide import guarded as guarded
+    from mmrepro.traffic.case.sending import play_case as play_case
     from mmrepro.traffic.drive import (
         Picture as Picture,
         clip as clip,
         read_picture as read_picture,
         tiles as tiles,
     )
+    from mmrepro.traffic.evidence import ImageSent as ImageSent, Phase as Phase
 else:
     import ast
     from pathlib import Path

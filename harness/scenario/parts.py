@@ -11,11 +11,11 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final, Literal, TypeVar, overload
 
+from mmrepro.base.errors import BrokenScenario
+from mmrepro.base.records import Fidelity
 from mmrepro.engines.base import Mitigation, Patch
-from mmrepro.errors import BrokenScenario
-from mmrepro.incident import ClaimStatus, Reference
-from mmrepro.records import Fidelity
-from mmrepro.signature.decide import Finding, Part, Truth
+from mmrepro.failure.documents import ClaimStatus, Reference
+from mmrepro.failure.signature.decide import Finding, Part, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 

@@ -10,10 +10,10 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
 
+from mmrepro.base.errors import BrokenScenario, UnknownScenario, did_you_mean
+from mmrepro.base.machine.files import is_file
+from mmrepro.base.records import Fidelity
 from mmrepro.base.units import size
-from mmrepro.errors import BrokenScenario, UnknownScenario, did_you_mean
-from mmrepro.machine.files import is_file
-from mmrepro.records import Fidelity
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import Claim, Declared, LiveFacts, RunFacts, tagged
 from packaging.version import Version

@@ -7,21 +7,26 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
+from mmrepro.base.records import Fidelity, StandIn
 from mmrepro.engines.base import Mitigation, Patch
-from mmrepro.evidence import Evidence, Missing, RequestRecord
-from mmrepro.incident import Exhibit, Shown
-from mmrepro.models.qwen import MERGE, PATCH, QwenModel, smart_resize
-from mmrepro.models.tiny import TINY
+from mmrepro.engines.models.qwen import MERGE, PATCH, QwenModel, smart_resize
+from mmrepro.engines.models.tiny import TINY
+from mmrepro.failure.documents import Exhibit, Shown
+from mmrepro.failure.signature import Condition, Finding
+from mmrepro.failure.signature.comparison import (
+    CACHED_TOTAL,
+    ComparedAnswers,
+    first_difference,
+    spelled,
+)
+from mmrepro.failure.signature.views import Logs
 from mmrepro.probes.data import HttpData
-from mmrepro.records import Fidelity, StandIn
 from mmrepro.scenario.common import server_gone
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import Declared, LiveFacts, RunFacts, cause, cure, precondition, symptom
 from mmrepro.scenario.silent import Pair, as_in_a_run
-from mmrepro.signature import Condition, Finding
-from mmrepro.signature.comparison import CACHED_TOTAL, ComparedAnswers, first_difference, spelled
-from mmrepro.signature.views import Logs
 from mmrepro.traffic.drive import Drive, Picture
+from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 from mmrepro.traffic.reading import Watch
 
 CONTROL = "control"

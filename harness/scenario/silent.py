@@ -7,12 +7,12 @@ part at two different pictures, and the engine takes these for one, it shares mo
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mmrepro.case.model import Barrier, Case, Operation
-from mmrepro.incident.replay import FindingClass
-from mmrepro.records import Fidelity
+from mmrepro.base.records import Fidelity
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.failure.signature import Condition, Finding
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import LiveFacts, RunFacts
-from mmrepro.signature import Condition, Finding
+from mmrepro.traffic.case.model import Barrier, Case, Operation
 from mmrepro.traffic.drive import Picture
 
 SILENT = frozenset({FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER})

@@ -5,7 +5,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from mmrepro.engines import Engine
 from mmrepro.engines.vllm import VllmEngine
-from mmrepro.evidence import Evidence, Missing
+from mmrepro.failure.signature import Condition, Finding, Outcome, Truth
+from mmrepro.failure.signature.checks import short_hash
+from mmrepro.failure.signature.views import Logs, Metrics, Processes, Requests, core_processes
 from mmrepro.probes.data import LogLine, LogsData, MetricsData, StacksData
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import (
@@ -19,10 +21,8 @@ from mmrepro.scenario.parts import (
     pull,
     quote,
 )
-from mmrepro.signature import Condition, Finding, Outcome, Truth
-from mmrepro.signature.checks import short_hash
-from mmrepro.signature.views import Logs, Metrics, Processes, Requests, core_processes
 from mmrepro.traffic.drive import Drive, Picture
+from mmrepro.traffic.evidence import Evidence, Missing
 from packaging.version import Version
 
 CACHE_GB = 0.02

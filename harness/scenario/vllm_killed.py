@@ -4,13 +4,13 @@ import re
 from dataclasses import replace
 from typing import ClassVar
 
+from mmrepro.failure.signature import Finding, crash
+from mmrepro.failure.signature.views import Logs, Requests
 from mmrepro.probes.data import ProcessesData
 from mmrepro.scenario import vllm
 from mmrepro.scenario.common import answered, death_rows, dies_of, first_error, refused_or_answered
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import cause, precondition, row, symptom
-from mmrepro.signature import Finding, crash
-from mmrepro.signature.views import Logs, Requests
 
 SENT, FATAL, THROUGH = "request-as-sent", "fatal-exception", "raised-in"
 KILLER, CONTROL = "the request", "control: the same but for that"

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mmrepro.evidence import ImageSent, RequestRecord
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.records import Moment
+from mmrepro.base.records import Moment
 from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.evidence import ImageSent, RequestRecord
+from mmrepro.traffic.evidence.recorder import Recorder
 from mmrepro.traffic.reading import (
     CHAT,
     COMPLETIONS,

@@ -14,13 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrepro.errors import UsageError
-from mmrepro.evidence import ImageSent
+from mmrepro.base.errors import UsageError
+from mmrepro.traffic.evidence import ImageSent
 
 if TYPE_CHECKING:  # an HTTP client takes a while to import, and a scenario is often only read
-    from mmrepro.evidence import RequestRecord
-    from mmrepro.evidence.recorder import Recorder
     from mmrepro.traffic.client import Traffic
+    from mmrepro.traffic.evidence import RequestRecord
+    from mmrepro.traffic.evidence.recorder import Recorder
     from PIL.Image import Image as Pixels
 
 GATE_DEADLINE_S = 60.0
@@ -73,7 +73,7 @@ class Drive:
 
     def attach(self, name: str, data: bytes) -> Path:
         """Keep a file below ``evidence/``; returns where."""
-        from mmrepro.machine.files import write_file
+        from mmrepro.base.machine.files import write_file
 
         path = self.recorder.dir / name
         write_file(path, data)

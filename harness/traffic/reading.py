@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mmrepro.evidence import ChoiceSeen, RequestRecord
+from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmrepro.engines import get_engine
-from mmrepro.evidence import Evidence
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import AnyProbeResult
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.scenario import Finding, Logs, Truth
 from mmrepro.scenarios.chunked_mm_prefill import report
+from mmrepro.traffic.evidence import Evidence
 
 ENGINE = get_engine("vllm")
 FROM_PYTHON = f"({ENGINE.core_role} pid=7) ERROR 01-01 00:00:00 [core.py:1] "

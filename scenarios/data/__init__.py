@@ -9,13 +9,13 @@ def pad_value_pair() -> Path:
     """Folder of A.png, B.png, control.png and pair.json: two pictures of one SGLang pad value.
 
     Found and verified by ``mmrepro collide --engine sglang --release 0.5.6 --bits 30``; pair.json
-    has in what: ``mmrepro.collide.pair.Pair``.
+    has in what: ``mmrepro.tools.collide.pair.Pair``.
     """
     return Path(__file__).parent / "pad_value_pair"
 
 
 def recorded_runs() -> Path:
-    """Every recorded run in a line: ``mmrepro.catalogue.recorded.load`` reads it.
+    """Every recorded run in a line: ``mmrepro.tools.catalogue.recorded.load`` reads it.
 
     Made by ``tests/evidence/record.py --table``.
     """
@@ -23,7 +23,7 @@ def recorded_runs() -> Path:
 
 
 def claims() -> Path:
-    """Every claim and the run that judged it: ``mmrepro.catalogue.claims.load`` reads it.
+    """Every claim and the run that judged it: ``mmrepro.tools.catalogue.claims.load`` reads it.
 
     Made by ``tests/evidence/record.py --table``.
     """

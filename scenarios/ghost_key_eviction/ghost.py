@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from mmrepro.evidence import Missing
+from mmrepro.failure.signature.checks import digest_in, same_digest
 from mmrepro.scenario import (
     Check,
     Evidence,
@@ -17,7 +17,7 @@ from mmrepro.scenario import (
     vllm,
 )
 from mmrepro.scenario.more import StacksData, ThreadStack, trigger_ended
-from mmrepro.signature.checks import digest_in, same_digest
+from mmrepro.traffic.evidence import Missing
 
 FILLS = 30
 """Images sent to fill the cache; it holds about ten, so an eviction is certain."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrepro.errors import MmreproError
-from mmrepro.models.tiny import TINY
+from mmrepro.base.errors import MmreproError
+from mmrepro.engines.models.tiny import TINY
 from mmrepro.scenario import (
     Drive,
     Evidence,
@@ -60,7 +60,7 @@ from mmrepro.scenarios.pad_value_collision.report import (
 )
 
 if TYPE_CHECKING:
-    from mmrepro.collide.pair import Identity
+    from mmrepro.tools.collide.pair import Identity
 
 BATCH = "sglang/srt/managers/schedule_batch.py"
 KEYED = (*SALTS, FROM_HASH)
@@ -319,9 +319,9 @@ class PadValueCollision(sglang.PictureAlias):
 
 def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, Identity]:
     """What the engine makes of the pictures, by name. Raises as the search does."""
-    from mmrepro.collide.search import identify
-    from mmrepro.collide.worker import place_for
-    from mmrepro.machine.files import cache_root
+    from mmrepro.base.machine.files import cache_root
+    from mmrepro.tools.collide.search import identify
+    from mmrepro.tools.collide.worker import place_for
 
     server = failure.case.server
     tiny = TINY.get(server.model)

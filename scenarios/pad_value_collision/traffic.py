@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from mmrepro.models.qwen import MERGE, PATCH
+from mmrepro.engines.models.qwen import MERGE, PATCH
 from mmrepro.scenario import Drive, Finding, RequestRecord, Truth, all_met, claim
 from mmrepro.scenario.more import ComparedAnswers, Picture, first_difference, read_picture
 from mmrepro.scenario.sglang import TEXT, PictureAlias, flush
@@ -81,9 +81,9 @@ async def of_two_sizes(scenario: PictureAlias, drive: Drive, another: Picture) -
 
 def search(drive: Drive, size: int | None = None, second_size: int | None = None) -> Path:
     """A new pair from this run's own environment, kept below evidence/; its folder."""
-    from mmrepro.collide.options import CollideCommand
-    from mmrepro.collide.search import find_pair
-    from mmrepro.collide.worker import place_for
+    from mmrepro.tools.collide.options import CollideCommand
+    from mmrepro.tools.collide.search import find_pair
+    from mmrepro.tools.collide.worker import place_for
 
     folder = drive.recorder.dir / ("unequal-pair" if second_size else "pair")
     drive.note("searching a pair whose pad values are equal")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
 from mmrepro.scenario import (
     Drive,
     FailureClass,

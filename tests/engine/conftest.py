@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from live import COMMAND, Finished, Running, RunOnce
+from mmrepro.engines.supervise.warm import kept_fork_servers
 from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
-from mmrepro.supervise.warm import kept_fork_servers
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from live import COMMAND, wait_for
+from mmrepro.base.machine.files import cache_root, detect_device
 from mmrepro.engines import LaunchRequest, get_engine
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.environments.build import ensure
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.machine.files import cache_root, detect_device
-from mmrepro.models import TinyModel
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.models import TinyModel
+from mmrepro.engines.supervise import free_port
 from mmrepro.run.options import StartMode
 from mmrepro.run.starter import MODE_VARIABLE, Starter
 from mmrepro.scenario import Scenario
-from mmrepro.supervise import free_port
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence.recorder import Recorder
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from live import wait_for
 from live_server import answers
-from mmrepro.supervise import free_port
+from mmrepro.engines.supervise import free_port
 
 RECIPE = Path(__file__).parents[2] / "docs" / "capture.md"
 HAR_NAME = "night.har"

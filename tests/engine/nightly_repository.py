@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrepro.machine.files import cache_root
+from mmrepro.base.machine.files import cache_root
 from nightly_steps import JobResult, Night
 
 ROOT = Path(__file__).parents[2]

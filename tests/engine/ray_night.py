@@ -18,24 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
-from mmrepro.bisect.options import BisectCommand
-from mmrepro.bisect.plan import field_of
-from mmrepro.bisect.session import Bisecting
+from mmrepro.base.machine.host import host_facts
+from mmrepro.base.records import Moment
+from mmrepro.campaign.bisect.options import BisectCommand
+from mmrepro.campaign.bisect.plan import field_of
+from mmrepro.campaign.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.cluster.machines import Machines, connected
+from mmrepro.campaign.matrix.session import Nightly, Slicing, begin
 from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.search import Search
 from mmrepro.campaign.trial import end, spawn_program
 from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working, lost
-from mmrepro.cluster.machines import Machines, connected
+from mmrepro.failure.documents.ledger import Attempt, Cell, Night, NightState, Planned, Role
+from mmrepro.failure.documents.searches import Bisection, Point
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident.ledger import Attempt, Cell, Night, NightState, Planned, Role
-from mmrepro.incident.searches import Bisection, Point
-from mmrepro.machine.host import host_facts
-from mmrepro.matrix.session import Nightly, Slicing, begin
-from mmrepro.records import Moment
 from mmrepro.run.options import RunCommand
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Outcome
 
 RELEASES = [f"0.{number}.0" for number in range(41)]
 BAD = {"0.1", *RELEASES[10:31]}

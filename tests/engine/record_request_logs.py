@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from live_server import serving
-from mmrepro.models import TinyQwen2VL
+from mmrepro.engines.models import TinyQwen2VL
 from recorded_traffic import Sent, ask, requests, send
 
 FOLDER = Path(__file__).parents[1] / "unit/replay/request_logs"

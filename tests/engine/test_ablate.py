@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 from live import COMMAND, processes_in, wait_for
-from mmrepro.machine.files import cache_root
+from mmrepro.base.machine.files import cache_root
 
 pytestmark = pytest.mark.engine
 DESYNC = ("ablate", "mm-cache-desync", "--factors", "prefix-caching,mm-cache")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from live import Finished, RunOnce
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import vllm_spec
-from mmrepro.machine.host import child_environment
+from mmrepro.base.machine.host import child_environment
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import vllm_spec
 from mmrepro.reproducers import reproducer_path
 
 pytestmark = pytest.mark.engine

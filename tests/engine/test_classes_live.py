@@ -14,8 +14,8 @@ import psutil
 import pytest
 from live import COMMAND, wait_for
 from live_server import Server, Told, answers, ask, diagnose, serving
-from mmrepro.models import TinyQwen2VL
-from mmrepro.supervise import free_port
+from mmrepro.engines.models import TinyQwen2VL
+from mmrepro.engines.supervise import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 TINY = ("--num-gpu-blocks-override", "8")

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 from live import COMMAND, wait_for
+from mmrepro.failure.documents.ledger import Lost, NightState
 from mmrepro.history.ledger import NightRuns, read
-from mmrepro.incident.ledger import Lost, NightState
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
 from uv import find_uv_bin
 

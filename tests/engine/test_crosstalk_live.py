@@ -7,15 +7,15 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part, ServerWanted
-from mmrepro.case.sending import Played
 from mmrepro.engines import get_engine
-from mmrepro.incident.replay import FindingClass
-from mmrepro.oracle.comparison import compare_with_reference
-from mmrepro.oracle.crosstalk import crosstalk
-from mmrepro.oracle.reference import reference_case
-from mmrepro.play.player import Player, PlayOptions
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.run.play.player import Player, PlayOptions
 from mmrepro.scenarios.borrowed_faults import PAD_RANGE
+from mmrepro.search.oracle.comparison import compare_with_reference
+from mmrepro.search.oracle.crosstalk import crosstalk
+from mmrepro.search.oracle.reference import reference_case
+from mmrepro.traffic.case.model import Case, Image, Message, Noise, Operation, Part, ServerWanted
+from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.drive import noise
 
 pytestmark = pytest.mark.engine

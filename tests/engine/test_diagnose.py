@@ -20,8 +20,8 @@ import psutil
 import pytest
 from live import COMMAND, assert_nothing_left, processes_in, shared_memory, wait_for
 from live_server import Load, Server, Told, ask, diagnose, serving
-from mmrepro.models import TinyQwen2VL
-from mmrepro.models.qwen import TinyQwen3
+from mmrepro.engines.models import TinyQwen2VL
+from mmrepro.engines.models.qwen import TinyQwen3
 from mmrepro.run.options import StartMode
 
 pytestmark = pytest.mark.engine

@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import vllm_spec
-from mmrepro.errors import UnknownRelease, UnloadableWheel
-from mmrepro.machine.host import child_environment
+from mmrepro.base.errors import UnknownRelease, UnloadableWheel
+from mmrepro.base.machine.host import child_environment
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import vllm_spec
 
 pytestmark = pytest.mark.engine
 

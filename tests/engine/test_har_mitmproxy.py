@@ -12,11 +12,11 @@ from typing import Any
 import mitmproxy_recording
 import pytest
 from live_server import serving
-from mmrepro.capture import Captured, read
-from mmrepro.case.files import pictures, read_case, write_case
-from mmrepro.case.model import ServerWanted
-from mmrepro.case.sending import body
-from mmrepro.models.qwen import TinyQwen3
+from mmrepro.engines.models.qwen import TinyQwen3
+from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.case.files import pictures, read_case, write_case
+from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case.sending import body
 from recorded_traffic import SECRETS, Sent, requests, send
 
 pytestmark = pytest.mark.engine

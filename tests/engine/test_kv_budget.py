@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from live import RunOnce
 from mmrepro.engines import spec_for
-from mmrepro.environments.build import ensure
+from mmrepro.engines.environments.build import ensure
 from mmrepro.kv_budget import (
     VLLM,
     VLLM_CPU,

@@ -7,11 +7,11 @@ import subprocess
 
 import pytest
 from live import RunOnce
+from mmrepro.base.machine.files import cache_root
+from mmrepro.base.machine.host import child_environment
 from mmrepro.engines import LaunchRequest, get_engine
-from mmrepro.environments.build import ensure
-from mmrepro.machine.files import cache_root
-from mmrepro.machine.host import child_environment
-from mmrepro.models.tiny import TinyText
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.models.tiny import TinyText
 from mmrepro.reproducers import reproducer_path
 
 pytestmark = pytest.mark.engine

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 from lying_proxy import Lie, LyingProxy, lying
-from mmrepro.case.files import pictures
-from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.sending import Played, PlayState, body
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.evidence.model import RequestRecord
-from mmrepro.incident.folder import Journal
-from mmrepro.incident.replay import FindingClass
-from mmrepro.oracle.comparison import compare_with_reference
-from mmrepro.oracle.judge import judge
-from mmrepro.oracle.reference import comparable, greedy, reference_case
-from mmrepro.play.player import Player, PlayOptions
+from mmrepro.failure.documents.folder import Journal
+from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.run.options import RunCommand
+from mmrepro.run.play.player import Player, PlayOptions
 from mmrepro.run.start import Started
 from mmrepro.scenario import Scenario
+from mmrepro.search.oracle.comparison import compare_with_reference
+from mmrepro.search.oracle.judge import judge
+from mmrepro.search.oracle.reference import comparable, greedy, reference_case
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import Case, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState, body
+from mmrepro.traffic.evidence.model import RequestRecord
 from traces import healthy_trace
 
 pytestmark = pytest.mark.engine

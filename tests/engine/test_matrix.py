@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from live import COMMAND, children, wait_for
+from mmrepro.failure.documents.ledger import NightState
 from mmrepro.history.ledger import read
-from mmrepro.incident.ledger import NightState
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
 
 pytestmark = pytest.mark.engine

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from junitparser import JUnitXml, TestCase
 from live import RunOnce
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import MINIVLLM, minivllm_spec
-from mmrepro.machine.host import child_environment
-from mmrepro.models.qwen import TinyQwen3
+from mmrepro.base.machine.host import child_environment
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import MINIVLLM, minivllm_spec
+from mmrepro.engines.models.qwen import TinyQwen3
 from mmrepro.reproducers import reproducer_path
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.data import pad_value_pair

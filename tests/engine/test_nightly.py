@@ -13,9 +13,9 @@ from typing import Any
 import mmrepro
 import pytest
 from made_nights import cell, night
+from mmrepro.base.records import Moment
+from mmrepro.failure.documents.ledger import NightState
 from mmrepro.history.ledger import Ledger, read
-from mmrepro.incident.ledger import NightState
-from mmrepro.records import Moment
 from nightly_repository import BRANCH, Repository, git, told
 from nightly_steps import JobResult
 

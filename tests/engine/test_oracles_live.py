@@ -7,7 +7,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from mmrepro.case.model import (
+from mmrepro.engines import get_engine
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.run.play.player import Player, PlayOptions
+from mmrepro.search.oracle.judge import judge
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.traffic.case.model import (
     Case,
     Collision,
     Image,
@@ -19,11 +24,6 @@ from mmrepro.case.model import (
     ServerWanted,
     Tiles,
 )
-from mmrepro.engines import get_engine
-from mmrepro.incident.replay import FindingClass
-from mmrepro.oracle.judge import judge
-from mmrepro.oracle.judged import Judged
-from mmrepro.play.player import Player, PlayOptions
 from mmrepro.traffic.drive import noise
 
 pytestmark = pytest.mark.engine

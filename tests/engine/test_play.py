@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mmrepro.case.model import Case, Message, Noise, Operation, Part, ServerWanted
-from mmrepro.case.sending import Played, PlayState, Reading
-from mmrepro.evidence import RequestRecord
-from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
-from mmrepro.models.qwen import TinyQwen3
-from mmrepro.play.player import Player, PlayOptions
+from mmrepro.engines.models.qwen import TinyQwen3
+from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.run.judge import Deadlines, derive
+from mmrepro.run.play.player import Player, PlayOptions
+from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState, Reading
+from mmrepro.traffic.evidence import RequestRecord
 
 pytestmark = pytest.mark.engine
 

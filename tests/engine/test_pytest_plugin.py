@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from live import children, wait_for
-from mmrepro.environments.wheelhouse.own import own_wheel
+from mmrepro.engines.environments.wheelhouse.own import own_wheel
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
 
 pytestmark = pytest.mark.engine

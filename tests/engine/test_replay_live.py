@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from live import COMMAND, children, wait_for
-from mmrepro.case.files import read_case, write_case
-from mmrepro.case.model import Case
-from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE, Replay
+from mmrepro.failure.documents.replay import REPLAY_FILE, VERDICTS_FILE, Replay
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
+from mmrepro.traffic.case.files import read_case, write_case
+from mmrepro.traffic.case.model import Case
 from traces import culprits, culprits_trace
 
 pytestmark = pytest.mark.engine

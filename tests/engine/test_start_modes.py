@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from live import COMMAND, Finished, left_of, shared_memory, wait_for
 from mmrepro.base import processes
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import STARTS_FILE, Environment, starts_seen
-from mmrepro.environments.store import used_by
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import STARTS_FILE, Environment, starts_seen
+from mmrepro.engines.environments.store import used_by
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE, Starter
@@ -134,7 +134,7 @@ def test_a_kept_server_outlives_its_parent(alone):
 # ---------------------------------------------------------------- where a mode cannot be used
 
 MINE = """
-    from mmrepro.incident import StandIn
+    from mmrepro.failure.documents import StandIn
     from mmrepro.scenario.more import Patch
     from mmrepro.scenario.registry import load_scenario
 

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from live import COMMAND, listening, processes_in, wait_for
 from live_server import serving, trigger
+from mmrepro.live.watch.checker import Checker
+from mmrepro.live.watch.health import Check, CheckOutcome, Health
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.watch.checker import Checker
-from mmrepro.watch.health import Check, CheckOutcome, Health
 
 pytestmark = pytest.mark.engine
 INTERVAL_S = 5.0

@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import minivllm_spec
-from mmrepro.environments.uv import run_uv
-from mmrepro.environments.wheelhouse import make, make_target
-from mmrepro.machine.host import child_environment
+from mmrepro.base.machine.host import child_environment
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import minivllm_spec
+from mmrepro.engines.environments.uv import run_uv
+from mmrepro.engines.environments.wheelhouse import make, make_target
 
 pytestmark = pytest.mark.engine
 NO_NETWORK = ("unshare", "--map-root-user", "--net")

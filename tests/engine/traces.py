@@ -9,9 +9,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mmrepro.case.files import pictures
-from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part, Recorded, ServerWanted
-from mmrepro.case.sending import body
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import (
+    Case,
+    Image,
+    Message,
+    Noise,
+    Operation,
+    Part,
+    Recorded,
+    ServerWanted,
+)
+from mmrepro.traffic.case.sending import body
 
 WORDS = (
     "what is in this picture please tell me about the weather of tomorrow and list three rivers "

@@ -30,17 +30,17 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro import __version__
-from mmrepro.catalogue import claims, recorded, standing
-from mmrepro.errors import MmreproError
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.text.redact import PLACEHOLDER, Redactor
+from mmrepro.failure.documents import INCIDENT_FILE, Incident
+from mmrepro.failure.documents.folder import incident_json
 from mmrepro.history import ledger
-from mmrepro.incident import INCIDENT_FILE, Incident
-from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
 from mmrepro.reports.documents import MANIFEST_FILE, BundledFile, BundleManifest
 from mmrepro.run.judge import effect, facts_of, judge, note_effects
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import data
-from mmrepro.text.redact import PLACEHOLDER, Redactor
+from mmrepro.tools.catalogue import claims, recorded, standing
 
 HERE: Final = Path(__file__).resolve().parent
 CHECKOUT: Final = HERE.parents[1]

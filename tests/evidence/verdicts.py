@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from mmrepro.cli.app import app
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.run.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
 from typer.testing import CliRunner

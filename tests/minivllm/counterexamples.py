@@ -20,9 +20,9 @@ DOCS = HERE.parents[1] / "docs/lab/minivllm.md"
 BEGIN, END = "<!-- counterexamples -->", "<!-- /counterexamples -->"
 
 if importlib.util.find_spec("torch") is None:
-    from mmrepro.environments.build import ensure
-    from mmrepro.environments.spec import MINIVLLM, minivllm_spec
-    from mmrepro.machine.host import child_environment
+    from mmrepro.base.machine.host import child_environment
+    from mmrepro.engines.environments.build import ensure
+    from mmrepro.engines.environments.spec import MINIVLLM, minivllm_spec
 
     python = str(ensure(minivllm_spec(MINIVLLM, "cpu")).python)
     os.execve(python, [python, __file__, *sys.argv[1:]], child_environment())

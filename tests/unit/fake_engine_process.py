@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmrepro.engines import LaunchPlan
-from mmrepro.environments.spec import Environment
+from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.supervise import EngineProcess, StopReport
 from mmrepro.run.options import StartMode
 from mmrepro.run.starter import Starter
-from mmrepro.supervise import EngineProcess, StopReport
 
 Goes = Callable[["FakeProcess"], None]
 """How a start goes: it makes the process ready, or ends it, or raises."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from made_up import request
-from mmrepro.evidence import RequestRecord
-from mmrepro.evidence.recorder import Recorder
 from mmrepro.scenario import Scenario
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import RequestRecord
+from mmrepro.traffic.evidence.recorder import Recorder
 
 Sent = tuple[str, list[int], dict[str, Any]]
 """Label, tokens of the images, and the rest."""

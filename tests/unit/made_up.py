@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
-from mmrepro.evidence import Evidence, Phase, ReproducerResult, RequestRecord
+from mmrepro.failure.signature import ConditionResult, Outcome, Truth
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -26,10 +27,9 @@ from mmrepro.probes.data import (
     SyscallsData,
     ThreadStack,
 )
-from mmrepro.records import Moment
 from mmrepro.run.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario
-from mmrepro.signature import ConditionResult, Outcome, Truth
+from mmrepro.traffic.evidence import Evidence, Phase, ReproducerResult, RequestRecord
 
 GHOST = "5f060411f6672c43afaf56ad299c688f7f229b9728324f49dc54e3a4be614385"
 OTHER = "bd6aafa38a7654f26fc16f182fd6f25be1f045d426e228020c1ab3b28523b949"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from made_up import at, http, probed, processes, request
-from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.probes.data import Frame, LogLine, LogsData, StackSample, StacksData, ThreadStack
 from mmrepro.scenarios import encoder_cache_overflow as overflow
+from mmrepro.traffic.evidence import Evidence, ImageSent, RequestRecord
 
 CORE, API = "EngineCore_DP0 pid=1764", "APIServer pid=22101"
 DEAD = '{"error":{"message":"EngineCore encountered an issue. See stack trace (above)…"}}'

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from made_up import http, probed, request, run_facts
-from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.incident import ClaimResult
+from mmrepro.failure.documents import ClaimResult
+from mmrepro.failure.signature import ConditionResult, Truth, evaluate
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario import Scenario
-from mmrepro.signature import ConditionResult, Truth, evaluate
+from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 FREE, RUNTIME, BLOCK = 111_155_328, 82_919_424, 131_072
 TRACEBACK = {

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from made_up import metrics, probed, processes, swap
 from made_up_crash import death_log, ordered_run, race_run, with_stream
-from mmrepro.evidence import Evidence
 from mmrepro.probes.data import LogsData, MetricSample
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.vllm import CACHE_CONFIG
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
+from mmrepro.traffic.evidence import Evidence
 
 Change = Callable[[Evidence], object]
 RACE = load_scenario("chunked-mm-prefill").with_variant("async-race")

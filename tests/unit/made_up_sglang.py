@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from made_up import http, probed, request
-from mmrepro.evidence import Evidence, ReproducerResult, RequestRecord
-from mmrepro.incident import Fidelity
+from mmrepro.failure.documents import Fidelity
+from mmrepro.failure.signature import Outcome, Truth, evaluate
 from mmrepro.probes.data import LogsData
 from mmrepro.run.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
 from mmrepro.scenarios import shape_alias
-from mmrepro.signature import Outcome, Truth, evaluate
+from mmrepro.traffic.evidence import Evidence, ReproducerResult, RequestRecord
 
 KV = shape_alias.SCENARIO
 EMBEDDING = KV.with_variant("embedding-cache")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from made_up import at
-from mmrepro.incident import EngineFacts, Fidelity, HostFacts, Incident, ScenarioFacts
+from mmrepro.failure.documents import EngineFacts, Fidelity, HostFacts, Incident, ScenarioFacts
 
 
 def incident(**more: Any) -> Incident:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import FakeProvisions
-from mmrepro.ablate import cells
-from mmrepro.cluster import where
-from mmrepro.errors import ExitCode
-from mmrepro.evidence import Evidence
+from mmrepro.base.errors import ExitCode
+from mmrepro.campaign.ablate import cells
+from mmrepro.campaign.cluster import where
+from mmrepro.traffic.evidence import Evidence
 from test_cli import Here, here as here
 from worlds import World, WorldTrials, as_in_0_23, environment
 

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.ablate.search import bound, ddmin
+from mmrepro.campaign.ablate.search import bound, ddmin
 
 ITEMS = "abcdefg"
 subsets = st.sets(st.sampled_from(ITEMS)).map(frozenset)

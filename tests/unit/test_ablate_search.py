@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.ablate.search import NOT_CURED, Flips, Search, bound, search
-from mmrepro.incident.searches import CellState, Conclusion, FactorClass, Role
+from mmrepro.campaign.ablate.search import NOT_CURED, Flips, Search, bound, search
+from mmrepro.failure.documents.searches import CellState, Conclusion, FactorClass, Role
 
 FAILS, CURED, HIDDEN = CellState.FAILS, CellState.CURED, CellState.HIDDEN
 NAMES = "abcde"

@@ -15,21 +15,21 @@ import pytest
 import worlds
 from made_up import hang_run, healthy_run
 from matrix_nights import FakeProvisions
-from mmrepro.ablate import cells
-from mmrepro.ablate.options import AblateCommand
-from mmrepro.ablate.session import Ablating, plan
+from mmrepro.base.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
+from mmrepro.campaign.ablate import cells
+from mmrepro.campaign.ablate.options import AblateCommand
+from mmrepro.campaign.ablate.session import Ablating, plan
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import LocalPlaces
-from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
-from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimStatus
-from mmrepro.incident.searches import Ablation, CellState, Conclusion, FactorClass
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.documents.searches import Ablation, CellState, Conclusion, FactorClass
 from mmrepro.reports.ablation import KIND
 from mmrepro.reports.documents import keep
 from mmrepro.run import key
 from mmrepro.run.options import StartMode
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.traffic.evidence import Evidence
 from worlds import World, WorldTrials, as_in_0_23, environment
 
 GHOST = load_scenario("ghost-key-eviction")

@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.ablate.search import decided, state_of_cell, state_of_run
-from mmrepro.incident.searches import CellRun, CellState
-from mmrepro.records import Moment
-from mmrepro.signature import Outcome, Truth
+from mmrepro.base.records import Moment
+from mmrepro.campaign.ablate.search import decided, state_of_cell, state_of_run
+from mmrepro.failure.documents.searches import CellRun, CellState
+from mmrepro.failure.signature import Outcome, Truth
 
 NOW = Moment.now()
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from made_up import run_facts
-from mmrepro.diagnose.match import all_scenarios
-from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimStatus, Fidelity, Incident
+from mmrepro.failure.documents import ClaimStatus, Fidelity, Incident
+from mmrepro.failure.signature import Outcome, checks, crash, evaluate, live_server
+from mmrepro.failure.signature.decide import guarded
+from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, judge
@@ -19,8 +20,7 @@ from mmrepro.scenario import Check, LiveFacts, Scenario, Truth, common, gpu
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.parts import Declared
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Outcome, checks, crash, evaluate, live_server
-from mmrepro.signature.decide import guarded
+from mmrepro.traffic.evidence import Evidence
 
 EVIDENCE = Path(__file__).parent.parent / "evidence"
 GHOST_KEY = load_scenario("ghost-key-eviction")

@@ -22,8 +22,8 @@ from made_up_sglang import (
     without,
     without_fact,
 )
-from mmrepro.evidence import Evidence, Missing
-from mmrepro.incident import Fidelity
+from mmrepro.failure.documents import Fidelity
+from mmrepro.failure.signature import Truth
 from mmrepro.scenario import (
     Finding,
     Logs,
@@ -36,7 +36,7 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import ComparedAnswers
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, report
-from mmrepro.signature import Truth
+from mmrepro.traffic.evidence import Evidence, Missing
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 

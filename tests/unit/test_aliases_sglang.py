@@ -25,8 +25,8 @@ from made_up_sglang import (
     with_facts,
     without_fact,
 )
-from mmrepro.evidence import Evidence
-from mmrepro.incident import Fidelity, Incident
+from mmrepro.failure.documents import Fidelity, Incident
+from mmrepro.failure.signature import Condition, Outcome, Truth, evaluate
 from mmrepro.reports import load
 from mmrepro.run.judge import rejudge
 from mmrepro.scenario import LiveFacts, Logs, RunFacts, Scenario, sglang as sharing
@@ -34,7 +34,7 @@ from mmrepro.scenario.more import ComparedAnswers
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, report
-from mmrepro.signature import Condition, Outcome, Truth, evaluate
+from mmrepro.traffic.evidence import Evidence
 
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE

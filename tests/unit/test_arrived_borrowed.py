@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from made_up import probed, request, run_facts
-from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
+from mmrepro.failure.signature import Truth, evaluate
 from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
 from mmrepro.scenario import Requests, Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import borrowed_faults as faults
-from mmrepro.signature import Truth, evaluate
 from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.evidence import Evidence, ImageSent, Phase, RequestRecord
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 GHOST_KEY, PAD_VALUE, KV_BUDGET, REUSED_MASK = load_scenario("borrowed-faults").variants

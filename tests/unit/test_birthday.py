@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.incident.model import collision_probability, cross_probability, images_for
+from mmrepro.failure.documents.model import collision_probability, cross_probability, images_for
 
 
 def exactly(images: int, space: int) -> Fraction:

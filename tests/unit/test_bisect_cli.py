@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import FakeProvisions
-from mmrepro.bisect import plan as points
+from mmrepro.base.errors import ExitCode, UsageError
+from mmrepro.base.records import Moment
+from mmrepro.campaign.bisect import plan as points
+from mmrepro.campaign.cluster import where
 from mmrepro.campaign.trial import Trials
 from mmrepro.cli.app import app
-from mmrepro.cluster import where
-from mmrepro.errors import ExitCode, UsageError
-from mmrepro.incident.ledger import Attempt, Cell, Role
-from mmrepro.incident.searches import Bisection
-from mmrepro.records import Moment
-from mmrepro.signature import Outcome
+from mmrepro.failure.documents.ledger import Attempt, Cell, Role
+from mmrepro.failure.documents.searches import Bisection
+from mmrepro.failure.signature import Outcome
 from test_bisect_session import RELEASES, listed, truth
 from typer.testing import CliRunner
 
@@ -114,9 +114,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by jobs in t
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
 from matrix_nights import FakeProvisions
-from mmrepro.bisect import plan as points
+from mmrepro.campaign.bisect import plan as points
 from mmrepro.campaign.trial import Trials
-from mmrepro.cluster import where
+from mmrepro.campaign.cluster import where
 where.Provisions = lambda *rest: FakeProvisions()
 from test_bisect_session import listed
 points.points_of = lambda scenario, options: listed()
@@ -163,9 +163,9 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
 from matrix_nights import FakeProvisions
-from mmrepro.bisect import plan as points
+from mmrepro.campaign.bisect import plan as points
 from mmrepro.campaign.trial import Trials
-from mmrepro.cluster import where
+from mmrepro.campaign.cluster import where
 where.Provisions = lambda *rest: FakeProvisions()
 from test_bisect_session import Made, listed
 points.points_of = lambda scenario, options: listed()

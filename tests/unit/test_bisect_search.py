@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.bisect.posterior import Counts, Posterior
-from mmrepro.bisect.search import (
+from mmrepro.campaign.bisect.posterior import Counts, Posterior
+from mmrepro.campaign.bisect.search import (
     Board,
     Conclusion,
     Direction,

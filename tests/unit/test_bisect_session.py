@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import FakeProvisions
-from mmrepro.bisect.options import BisectCommand
-from mmrepro.bisect.plan import Field, field_of, plan, read_commits
-from mmrepro.bisect.session import Bisecting
+from mmrepro.base.errors import UnwritableOutput, UsageError
+from mmrepro.base.records import Moment
+from mmrepro.campaign.bisect.options import BisectCommand
+from mmrepro.campaign.bisect.plan import Field, field_of, plan, read_commits
+from mmrepro.campaign.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.cli.bisect import exit_code
-from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, NightState, Role
+from mmrepro.failure.documents.searches import BISECTION_FILE, Bisection, Point, SideConclusion
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import read
-from mmrepro.incident.ledger import Attempt, Cell, Lost, NightState, Role
-from mmrepro.incident.searches import BISECTION_FILE, Bisection, Point, SideConclusion
-from mmrepro.records import Moment
 from mmrepro.reports.bisection import KIND
 from mmrepro.reports.blocks import Table, words as text_of
 from mmrepro.reports.documents import keep
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Outcome
 
 GHOST = load_scenario("ghost-key-eviction")
 RELEASES = (
@@ -348,7 +348,7 @@ def test_document_reads_itself(tmp_path: Path) -> None:
 def test_what_it_fetched_is_dropped_and_what_was_there_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mmrepro.bisect import session as module
+    from mmrepro.campaign.bisect import session as module
 
     on_disk, dropped = {"0.23.0", "0.32.0"}, []
 

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from fake_server import FakeServer, Reply, answering, completion, http, in_turn, silent
 from made_up import at, hung, probed, processes, request
-from mmrepro.case.files import write_case
-from mmrepro.case.model import Case, Message, Operation, ServerWanted
-from mmrepro.case.sending import play_case
+from mmrepro.base.errors import UsageError
 from mmrepro.engines import get_engine
-from mmrepro.errors import UsageError
-from mmrepro.evidence import Evidence, Missing
+from mmrepro.failure.signature import Truth, checks
+from mmrepro.failure.signature.views import Requests
 from mmrepro.probes.data import (
     Frame,
     StackSample,
@@ -21,9 +19,11 @@ from mmrepro.probes.data import (
     ThreadStack,
 )
 from mmrepro.scenario.more import case_arrived, fails_in_server
-from mmrepro.signature import Truth, checks
-from mmrepro.signature.views import Requests
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
+from mmrepro.traffic.case.sending import play_case
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import Evidence, Missing
 from test_drive import drive
 
 FINE = answering(http(200, completion()))

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 from made_nights import cell, history, night, written
-from mmrepro.catalogue import recorded, standing
-from mmrepro.catalogue.recorded import RecordedRun
-from mmrepro.catalogue.standing import Known
+from mmrepro.base.errors import EnvironmentBuildError, InfrastructureError, UnknownScenario
 from mmrepro.cli.app import app
-from mmrepro.diagnose.match import all_scenarios
-from mmrepro.environments.index import Listed
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.errors import EnvironmentBuildError, InfrastructureError, UnknownScenario
+from mmrepro.engines.environments.index import Listed
+from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.failure.signature import Outcome
+from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.parts import HARMS, SEES, FailureClass, Severity, UpstreamState
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.data import recorded_runs
-from mmrepro.signature import Outcome
+from mmrepro.tools.catalogue import recorded, standing
+from mmrepro.tools.catalogue.recorded import RecordedRun
+from mmrepro.tools.catalogue.standing import Known
 from packaging.version import Version
 from typer.testing import CliRunner
 

@@ -18,7 +18,8 @@ from made_up import (
     run_facts,
     swap,
 )
-from mmrepro.evidence import Evidence
+from mmrepro.failure.signature import Truth, checks, views
+from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import (
     HttpData,
     InferenceData,
@@ -29,8 +30,7 @@ from mmrepro.probes.data import (
 from mmrepro.scenario import Check, Finding
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Truth, checks, views
-from mmrepro.signature.decide import guarded
+from mmrepro.traffic.evidence import Evidence
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 FINISHED = ("vllm:request_success_total",)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 from made_up import request, run_facts
-from mmrepro.errors import BrokenScenario
-from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimStatus
+from mmrepro.base.errors import BrokenScenario
+from mmrepro.failure.documents import ClaimStatus
 from mmrepro.scenario import Finding, Scenario, cause, claim, cure, precondition, symptom
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import Evidence
 
 CONFIRMED, REFUTED, NOT_TESTED = (
     ClaimStatus.CONFIRMED,

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from mmrepro.catalogue.claims import JudgedClaim, judged
+from mmrepro.base.records import Moment
 from mmrepro.cli.app import app
-from mmrepro.incident import ClaimResult, EngineFacts, Fidelity, Incident
-from mmrepro.records import Moment
+from mmrepro.failure.documents import ClaimResult, EngineFacts, Fidelity, Incident
+from mmrepro.failure.signature import Outcome, Verdict
 from mmrepro.scenario.registry import load_scenario, scenario_names
-from mmrepro.signature import Outcome, Verdict
+from mmrepro.tools.catalogue.claims import JudgedClaim, judged
 from simple_incident import incident
 from typer.testing import CliRunner
 

@@ -19,10 +19,10 @@ import jsonschema
 import pytest
 from made_up import desync_run, hang_run, healthy_run, judge, run_facts
 from mmrepro import cli
-from mmrepro.errors import ExitCode
-from mmrepro.incident import Incident
+from mmrepro.base.errors import ExitCode
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Verdict
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Verdict
 from simple_incident import incident
 
 SCENARIOS = ("ghost-key-eviction", "mm-cache-desync")

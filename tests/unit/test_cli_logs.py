@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
 from mmrepro.cli.logs import scenario_patterns
-from mmrepro.diagnose.match import all_scenarios
 from mmrepro.engines import ENGINES, Engine
-from mmrepro.errors import UsageError
+from mmrepro.live.diagnose.match import all_scenarios
 from typer.testing import CliRunner
 
 LOG = """\

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import test_house
+from mmrepro.base.errors import ExitCode, InfrastructureError
 from mmrepro.cli import console
 from mmrepro.cli.console import announce
 from mmrepro.engines import spec_for
-from mmrepro.errors import ExitCode, InfrastructureError
 from mmrepro.run.options import RunCommand
 from test_cli import Here, here as here, mmrepro
 from test_incidents_cli import campaign, campaigns as campaigns, kept, several as several
@@ -245,8 +245,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def run_uv(*_: object, **__: object) -> str:
         raise AssertionError("a build was begun")
 
-    monkeypatch.setattr("mmrepro.environments.uv.run_uv", run_uv)
-    monkeypatch.setattr("mmrepro.environments.recipe.run_uv", run_uv)
+    monkeypatch.setattr("mmrepro.engines.environments.uv.run_uv", run_uv)
+    monkeypatch.setattr("mmrepro.engines.environments.recipe.run_uv", run_uv)
     return questions
 
 
@@ -282,7 +282,7 @@ def test_off_a_terminal_nothing_is_asked(asked: list[str], monkeypatch: pytest.M
 def test_what_is_there_is_not_announced(
     asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mmrepro.environments.build.existing", lambda spec: object())
+    monkeypatch.setattr("mmrepro.engines.environments.build.existing", lambda spec: object())
     announce(spec_for("vllm", "0.23.0", "cpu"), yes=False)
     assert (capsys.readouterr().err, asked) == ("", [])
 

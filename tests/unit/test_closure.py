@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mmrepro.machine.files import state
+from mmrepro.base.machine.files import state
 from mmrepro.run.key import _imports, closure, folder_of
 
 TYPES_ONLY = "TYPE_CHECKING"
@@ -45,7 +45,7 @@ def parsed(tree: ast.AST, types_only: str = TYPES_ONLY) -> Iterator[tuple[str, t
 
 def test_a_lazy_module_imports_what_it_names_for_type_checkers() -> None:
     more = ["mmrepro.scenario.more"]
-    assert {"mmrepro.case.sending", "mmrepro.models.tiny"} <= closure(more).keys()
+    assert {"mmrepro.traffic.case.sending", "mmrepro.engines.models.tiny"} <= closure(more).keys()
 
 
 def test_each_file_of_the_package_is_read_as_python_reads_it() -> None:
@@ -110,9 +110,9 @@ def test_a_package_of_somebody_else_is_followed_and_its_dependencies_are_not(
 
 def test_what_is_stopped_at_is_left_out_with_what_it_alone_imports() -> None:
     whole = closure(["mmrepro.run.runner"])
-    less = closure(["mmrepro.run.runner"], ["mmrepro.environments.build"])
+    less = closure(["mmrepro.run.runner"], ["mmrepro.engines.environments.build"])
     assert {
-        "mmrepro.environments.build",
-        "mmrepro.environments.recipe",
+        "mmrepro.engines.environments.build",
+        "mmrepro.engines.environments.recipe",
     } <= whole.keys() - less.keys()
     assert less.keys() < whole.keys()

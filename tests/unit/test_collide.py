@@ -20,20 +20,20 @@ import pytest
 from fake_sglang import write_engine
 from hypothesis import given, settings, strategies as st
 from mmrepro import cli
-from mmrepro.cli.progress import Progress
-from mmrepro.collide import search
-from mmrepro.collide.options import CollideCommand
-from mmrepro.collide.pair import NAMES, PAIR_FILE, Pair, equal_low_bits
-from mmrepro.collide.search import find_pair, verify_pair
-from mmrepro.collide.worker import Place
-from mmrepro.errors import (
+from mmrepro.base.errors import (
     EngineStartError,
     InfrastructureError,
     NoPair,
     UnwritableOutput,
     UsageError,
 )
+from mmrepro.cli.progress import Progress
 from mmrepro.reproducers import pad_value_search as worker
+from mmrepro.tools.collide import search
+from mmrepro.tools.collide.options import CollideCommand
+from mmrepro.tools.collide.pair import NAMES, PAIR_FILE, Pair, equal_low_bits
+from mmrepro.tools.collide.search import find_pair, verify_pair
+from mmrepro.tools.collide.worker import Place
 from PIL import Image
 from rich.console import Console
 
@@ -232,7 +232,7 @@ def test_the_command_prints_the_pair_and_checks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = place(tmp_path, pad="self.hash % (1 << 16)")
-    monkeypatch.setattr("mmrepro.collide.worker.place_for", lambda *_, **__: here)
+    monkeypatch.setattr("mmrepro.tools.collide.worker.place_for", lambda *_, **__: here)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
 
     def collide(*words: str) -> tuple[int, str]:
@@ -251,7 +251,7 @@ def test_the_command_prints_the_pair_and_checks_it(
     assert found["images"]["A"]["hash"] in out
     assert "sglang 0.5.6: A and B have one pad value" in out
     other = place(tmp_path / "other", pad="self.hash")
-    monkeypatch.setattr("mmrepro.collide.worker.place_for", lambda *_, **__: other)
+    monkeypatch.setattr("mmrepro.tools.collide.worker.place_for", lambda *_, **__: other)
     code, out = collide("--check", folder, "--json")
     assert (code, json.loads(out)["collides"]) == (1, False)
 
@@ -270,8 +270,8 @@ def test_an_engine_that_does_not_confirm_the_pair_is_believed(tmp_path: Path) ->
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     here = place(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from mmrepro.collide.search import *\n"
-        "from mmrepro.collide.worker import Place\n"
+        "import sys; from pathlib import Path; from mmrepro.tools.collide.search import *\n"
+        "from mmrepro.tools.collide.worker import Place\n"
         f"p = Path({str(tmp_path)!r}); e = p / 'engine'\n"
         "here = Place('sglang', '0', 'cpu', Path(sys.executable), {'PYTHONPATH': str(e)}, "
         "e / 'model')\n"
@@ -383,6 +383,6 @@ def test_a_pair_collides_only_by_the_engines_own_pad_values(tmp_path: Path) -> N
 
 
 def _image(facts: dict[str, Any]) -> Any:
-    from mmrepro.collide.pair import PairImage
+    from mmrepro.tools.collide.pair import PairImage
 
     return PairImage.model_validate(facts)

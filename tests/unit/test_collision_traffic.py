@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from imposters import CORPUS
-from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of
 from mmrepro.scenarios.pad_value_collision import SCENARIO, traffic
+from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 Change = Callable[[Evidence], object]
 RECORDED = load(CORPUS / "pad-value-collision-option-traffic.zip")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from made_up import request
-from mmrepro.evidence import Evidence, Missing, RequestRecord
-from mmrepro.signature import Finding, Truth
-from mmrepro.signature.comparison import ComparedAnswers, first_difference, same, spelled
+from mmrepro.failure.signature import Finding, Truth
+from mmrepro.failure.signature.comparison import ComparedAnswers, first_difference, same, spelled
+from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 
 
 def answer(

@@ -56,7 +56,7 @@ def test_all_that_is_installed_is_sent() -> None:
     for path in (*folders, *files, *copied):
         assert (ROOT / path).exists()
         assert sent(path), path
-    assert sent("harness/environments/torch.toml")
+    assert sent("harness/engines/environments/torch.toml")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, get_engine
-from mmrepro.errors import UsageError
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunCommand
 from mmrepro.run.start import ServerSpec

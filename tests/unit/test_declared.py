@@ -15,12 +15,11 @@ from made_up import at, hang_run, request, run_facts
 from made_up_crash import death_run
 from made_up_kv import ended, log, opaque_run, replace_log, sized
 from made_up_sglang import EMBEDDING, KV, alias_run, run
-from mmrepro.evidence import Evidence, ReproducerResult
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.incident import ClaimStatus
+from mmrepro.engines.models import TinyQwen2VL
+from mmrepro.engines.models.tiny import TinyText
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.signature import evaluate
 from mmrepro.kv_budget import Geometry, block_bytes_of
-from mmrepro.models import TinyQwen2VL
-from mmrepro.models.tiny import TinyText
 from mmrepro.scenario import LiveFacts, Scenario, lmdeploy as kv
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import kv_growth_crash as growth, shape_alias
@@ -28,8 +27,9 @@ from mmrepro.scenarios.chunked_mm_prefill import placeholder
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY, report as ghost_report
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET, WAYS, report
-from mmrepro.signature import evaluate
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import Evidence, ReproducerResult
+from mmrepro.traffic.evidence.recorder import Recorder
 
 CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
 

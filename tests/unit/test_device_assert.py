@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mmrepro.failure.signature import Truth
 from mmrepro.scenarios.chunked_mm_prefill.device_assert import claims, judged
-from mmrepro.signature import Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 RECORDED: dict[str, Any] = json.loads(

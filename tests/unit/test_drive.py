@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from fake_server import FakeServer, Reply, answering, completion, http, in_turn, serving, silent
-from mmrepro.evidence.recorder import Recorder
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence.recorder import Recorder
 
 FINE = answering(http(200, completion()))
 Use = Callable[[Drive, FakeServer], Awaitable[None]]

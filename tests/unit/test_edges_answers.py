@@ -14,14 +14,14 @@ from made_up import (
     request,
     run_facts,
 )
-from mmrepro.evidence import Evidence, Missing, RequestRecord
+from mmrepro.failure.signature import answers, comparison, views
+from mmrepro.failure.signature.comparison import ComparedAnswers
+from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import InferenceData, LogLine
 from mmrepro.scenario import Check, Finding, Truth, common
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import answers, comparison, views
-from mmrepro.signature.comparison import ComparedAnswers
-from mmrepro.signature.decide import guarded
+from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 VLLM = load_scenario("ghost-key-eviction")

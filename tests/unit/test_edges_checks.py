@@ -19,13 +19,13 @@ from made_up import (
     syscalls,
     thread,
 )
-from mmrepro.evidence import Evidence
+from mmrepro.failure.signature import checks, checks as digests, crash, live_server, views
+from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
 from mmrepro.scenario import Check, Finding, Truth
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import checks, checks as digests, crash, live_server, views
-from mmrepro.signature.decide import guarded
+from mmrepro.traffic.evidence import Evidence
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 VLLM = load_scenario("ghost-key-eviction")

@@ -19,18 +19,18 @@ from made_up import (
     stacks,
     thread,
 )
-from mmrepro.ablate.search import decided, state_of_cell
-from mmrepro.evidence import Evidence, Missing, ReproducerResult, RequestRecord
-from mmrepro.evidence.model import files_read
-from mmrepro.incident.searches import CellState
+from mmrepro.campaign.ablate.search import decided, state_of_cell
+from mmrepro.failure.documents.searches import CellState
+from mmrepro.failure.signature import checks, comparison, views
+from mmrepro.failure.signature.decide import all_met, guarded
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.run.judge import Deadlines, derive, of_gate
 from mmrepro.scenario import Check, Finding, Truth, minivllm, vllm
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import checks, comparison, views
-from mmrepro.signature.decide import all_met, guarded
+from mmrepro.traffic.evidence import Evidence, Missing, ReproducerResult, RequestRecord
+from mmrepro.traffic.evidence.model import files_read
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 VLLM = load_scenario("ghost-key-eviction")

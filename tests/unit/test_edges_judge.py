@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from made_up import hang_run, healthy_run, run_facts
-from mmrepro.errors import UsageError
-from mmrepro.evidence import Evidence
-from mmrepro.incident import GateFacts, Incident
-from mmrepro.incident.model import MitigationFacts
-from mmrepro.records import Setting
+from mmrepro.base.errors import UsageError
+from mmrepro.base.records import Setting
+from mmrepro.failure.documents import GateFacts, Incident
+from mmrepro.failure.documents.model import MitigationFacts
+from mmrepro.failure.signature import Condition, ConditionResult, Outcome, Verdict, decide
 from mmrepro.run.judge import FLOOR_S, Change, Effect, effect, expectation, facts_of, judge, rejudge
 from mmrepro.scenario import Finding, RunFacts, Truth
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Condition, ConditionResult, Outcome, Verdict, decide
+from mmrepro.traffic.evidence import Evidence
 from simple_incident import incident
 
 GHOST_KEY = load_scenario("ghost-key-eviction")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from mmrepro.base.errors import UsageError
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, root_cause_lines
+from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.vllm import VllmEngine
-from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.errors import UsageError
-from mmrepro.incident import Fidelity, StandIn, WheelFacts
+from mmrepro.failure.documents import Fidelity, StandIn, WheelFacts
 from mmrepro.scenario.more import Mitigation, Patch
 
 VLLM = get_engine("vllm")

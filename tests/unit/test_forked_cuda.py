@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mmrepro.supervise import forked
-from mmrepro.supervise.warm import ForkServers, Refused
+from mmrepro.engines.supervise import forked
+from mmrepro.engines.supervise.warm import ForkServers, Refused
 from toy_engine import toy
 
 RECORDED = json.loads((Path(__file__).parent / "nvml_h100.json").read_text())["fork"]["asked"]

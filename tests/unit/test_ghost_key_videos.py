@@ -7,11 +7,11 @@ import io
 
 import pytest
 from imposters import CORPUS
-from mmrepro.evidence import Evidence
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO, ghost
 from mmrepro.traffic.drive import clip
+from mmrepro.traffic.evidence import Evidence
 from PIL import Image
 
 

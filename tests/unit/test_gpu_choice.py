@@ -6,9 +6,17 @@ import os
 from typing import Any
 
 import pytest
-from mmrepro.errors import ExitCode, GpuUnavailable
-from mmrepro.machine import gpu as module
-from mmrepro.machine.gpu import Choice, GpuReading, choose, free_devices, hidden, read_gpus, visible
+from mmrepro.base.errors import ExitCode, GpuUnavailable
+from mmrepro.base.machine import gpu as module
+from mmrepro.base.machine.gpu import (
+    Choice,
+    GpuReading,
+    choose,
+    free_devices,
+    hidden,
+    read_gpus,
+    visible,
+)
 from nvml_replayed import Replayed, gpu, machine, mig, process
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"

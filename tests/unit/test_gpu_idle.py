@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 from made_up import at, hung, probed, processes, request, run_facts
-from mmrepro.evidence import Evidence, SeriesPoint
+from mmrepro.base.records import Fidelity
+from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import GpuData, GpuDevice, GpuProcess
-from mmrepro.records import Fidelity
 from mmrepro.scenario import Finding, Truth
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.more import gpu_idle, gpu_memory_held
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature.decide import guarded
+from mmrepro.traffic.evidence import Evidence, SeriesPoint
 
 GHOST = load_scenario("ghost-key-eviction")
 ENGINE, OTHER = 1764, 7

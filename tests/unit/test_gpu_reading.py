@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from mmrepro.machine import nvml as module
-from mmrepro.machine.nvml import Nvml, NvmlAbsent, read_gpus, short_uuid
+from mmrepro.base.machine import nvml as module
+from mmrepro.base.machine.nvml import Nvml, NvmlAbsent, read_gpus, short_uuid
 from nvml_replayed import GIB, NVMLError, Replayed, gpu, machine, mig, process
 
 MIG = "MIG-377e0049-554c-540b-93c6-d0976f8426cb"

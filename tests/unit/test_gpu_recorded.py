@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.machine.gpu import choose, read_gpus, visible
-from mmrepro.machine.nvml import Nvml
+from mmrepro.base.machine.gpu import choose, read_gpus, visible
+from mmrepro.base.machine.nvml import Nvml
 from nvml_replayed import Replayed
 
 H100: dict[str, Any] = json.loads((Path(__file__).parent / "nvml_h100.json").read_text())

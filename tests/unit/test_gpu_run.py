@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 from fake_engine_process import close, ready, starter
-from mmrepro.errors import ExitCode, GpuUnavailable
-from mmrepro.evidence import recorder
-from mmrepro.evidence.recorder import GpuSampler, Recorder
-from mmrepro.incident import Incident
-from mmrepro.machine import gpu as gpu_module
-from mmrepro.machine.gpu import leased, read_gpus
-from mmrepro.machine.nvml import Nvml
+from mmrepro.base.errors import ExitCode, GpuUnavailable
+from mmrepro.base.machine import gpu as gpu_module
+from mmrepro.base.machine.gpu import leased, read_gpus
+from mmrepro.base.machine.nvml import Nvml
+from mmrepro.failure.documents import Incident
 from mmrepro.run import key
 from mmrepro.run.judge import facts_of
 from mmrepro.run.options import RunCommand
+from mmrepro.traffic.evidence import recorder
+from mmrepro.traffic.evidence.recorder import GpuSampler, Recorder
 from nvml_replayed import Replayed, gpu, machine, mig, process
 from test_run import Run, Tiny
 from worlds import environment
@@ -128,7 +128,7 @@ def test_a_gpu_that_another_run_has_taken_is_in_use(
 
 
 def test_without_nvml_the_run_goes_on_and_says_so(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmrepro.machine.nvml.DRIVER", Path("/proc/self/stat"))
+    monkeypatch.setattr("mmrepro.base.machine.nvml.DRIVER", Path("/proc/self/stat"))
     nvml = Replayed({}, init={"code": 12, "text": "NVML Shared Library Not Found"})
     incident = on(nvml).execute()
     assert (incident.host.gpus, incident.host.gpu_facts) == ([], [])

@@ -38,9 +38,9 @@ from pathlib import Path
 
 import mmrepro.cli
 from fake_engine_process import ready, starter
-from mmrepro.environments import build
-from mmrepro.environments.spec import Manifest
-from mmrepro.records import WheelFacts
+from mmrepro.engines.environments import build
+from mmrepro.engines.environments.spec import Manifest
+from mmrepro.base.records import WheelFacts
 from mmrepro.run import start as starts, starter as starters
 
 real = starts.ensure

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import verdicts
 from imposters import CORPUS, Imposter, imposters
-from mmrepro.diagnose.match import all_scenarios, match_all
-from mmrepro.evidence import Evidence
-from mmrepro.incident import Incident
-from mmrepro.incident.diagnosis import Fit
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.diagnosis import Fit
+from mmrepro.failure.signature import Outcome
+from mmrepro.live.diagnose.match import all_scenarios, match_all
 from mmrepro.scenario import LiveFacts
-from mmrepro.signature import Outcome
+from mmrepro.traffic.evidence import Evidence
 
 EVERY = imposters()
 each = pytest.mark.parametrize("imposter", EVERY, ids=[one.name for one in EVERY])

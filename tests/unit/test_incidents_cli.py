@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
-from mmrepro.cluster import where as conducting
-from mmrepro.errors import ExitCode
-from mmrepro.evidence import Evidence
+from mmrepro.base.errors import ExitCode
+from mmrepro.base.records import Moment
+from mmrepro.base.text.redact import Redactor
+from mmrepro.campaign.cluster import where as conducting
+from mmrepro.campaign.matrix.session import begin
+from mmrepro.failure.documents import EngineFacts, ScenarioFacts, head as heads
+from mmrepro.failure.documents.folder import write_incident
+from mmrepro.failure.documents.head import campaigns_in, read_head, record_folders
+from mmrepro.failure.documents.ledger import NightState
+from mmrepro.failure.signature import Outcome, Verdict
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident import EngineFacts, ScenarioFacts, head as heads
-from mmrepro.incident.folder import write_incident
-from mmrepro.incident.head import campaigns_in, read_head, record_folders
-from mmrepro.incident.ledger import NightState
-from mmrepro.matrix.session import begin
-from mmrepro.records import Moment
-from mmrepro.signature import Outcome, Verdict
-from mmrepro.text.redact import Redactor
+from mmrepro.traffic.evidence import Evidence
 from simple_incident import incident
 from test_cli import Here, here as here
 from typer.testing import CliRunner

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import verdicts
 from mmrepro.cli.app import app
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.reports import load
 from mmrepro.run.judge import expectation, facts_of
 from mmrepro.scenario.registry import load_scenario
@@ -55,7 +55,7 @@ def test_every_scenario_and_variant_is_recorded_as_reproduced_and_not(
         key = incident.scenario.name, incident.scenario.variant
         outcomes.setdefault(key, set()).add(incident.verdict.outcome.value)
     unrun = {("undersized-kv-budget", "full-size")}  # minutes a request
-    from mmrepro.diagnose.match import all_scenarios
+    from mmrepro.live.diagnose.match import all_scenarios
 
     for scenario in all_scenarios():
         key = scenario.name, scenario.variant

@@ -10,11 +10,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from mmrepro.cli.app import app
-from mmrepro.incident.diagnosis import LiveClass
-from mmrepro.watch.health import Health
-from mmrepro.watch.loop import Watch
-from mmrepro.watch.options import WatchCommand
-from mmrepro.watch.server import WatchServer, parse_address
+from mmrepro.failure.documents.diagnosis import LiveClass
+from mmrepro.live.watch.health import Health
+from mmrepro.live.watch.loop import Watch
+from mmrepro.live.watch.options import WatchCommand
+from mmrepro.live.watch.server import WatchServer, parse_address
 from ruamel.yaml import YAML
 from test_watch_served import Never
 from typer.testing import CliRunner

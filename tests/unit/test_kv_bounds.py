@@ -21,9 +21,9 @@ from made_up_kv import (
     truth,
     witness,
 )
+from mmrepro.failure.signature import Truth
 from mmrepro.scenarios import kv_growth_crash as growth
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET
-from mmrepro.signature import Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 

@@ -26,17 +26,17 @@ from made_up_kv import (
     truth,
     witness,
 )
-from mmrepro.diagnose.match import match
-from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.incident import ClaimStatus
-from mmrepro.incident.diagnosis import Fit
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.documents.diagnosis import Fit
+from mmrepro.failure.signature import Truth
+from mmrepro.failure.signature.live_server import FAILED
+from mmrepro.live.diagnose.match import match
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
 from mmrepro.scenario import LiveFacts, lmdeploy as kv
 from mmrepro.scenarios import kv_growth_crash as growth
 from mmrepro.scenarios.kv_growth_crash import SCENARIO as GROWTH
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET
-from mmrepro.signature import Truth
-from mmrepro.signature.live_server import FAILED
+from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED

@@ -36,15 +36,15 @@ from made_up_kv import (
     truth,
     witness,
 )
-from mmrepro.errors import UsageError
-from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimStatus
+from mmrepro.base.errors import UsageError
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
 from mmrepro.run.judge import effect, facts_of, judge as judge_run
 from mmrepro.scenarios.kv_growth_crash import ANSWER, SCENARIO as GROWTH
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET, fewer_tokens, report
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED

@@ -26,8 +26,9 @@ from made_up_kv import (
     truth as truth_of,
     witness,
 )
-from mmrepro.evidence import Evidence, Missing, ReproducerResult
-from mmrepro.incident import ClaimStatus
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.signature import Outcome, Truth
+from mmrepro.failure.signature.views import Requests
 from mmrepro.kv_budget import LmdeployPlan
 from mmrepro.scenario import lmdeploy as kv
 from mmrepro.scenarios import kv_growth_crash as growth
@@ -39,8 +40,7 @@ from mmrepro.scenarios.undersized_kv_budget import (
     stream_breaks,
 )
 from mmrepro.scenarios.undersized_kv_budget.report import CHAIN
-from mmrepro.signature import Outcome, Truth
-from mmrepro.signature.views import Requests
+from mmrepro.traffic.evidence import Evidence, Missing, ReproducerResult
 
 MET, NOT_MET = Truth.MET, Truth.NOT_MET
 CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED

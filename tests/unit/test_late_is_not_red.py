@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from made_up import out_of_time
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Finding, Outcome, Truth, checks
 from mmrepro.probes.data import EndpointAnswer, HttpData
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Finding, Outcome, Truth, checks
 
 EVIDENCE = Path(__file__).parent.parent / "evidence"
 LATE = {"status": None, "seconds": 5.0, "error": "no complete answer in 5.0 s", "timed_out": True}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from mmrepro.machine import host
-from mmrepro.machine.host import STEP_S, Lateness
+from mmrepro.base.machine import host
+from mmrepro.base.machine.host import STEP_S, Lateness
 
 
 class Clock:

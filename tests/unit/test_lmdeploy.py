@@ -7,13 +7,13 @@ import math
 from pathlib import Path
 
 import pytest
+from mmrepro.base.errors import UnknownRelease, UsageError
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, spec_for, worth_another
+from mmrepro.engines.environments.spec import Environment, lmdeploy_spec, table
 from mmrepro.engines.lmdeploy import LmdeployEngine, device_memory
-from mmrepro.environments.spec import Environment, lmdeploy_spec, table
-from mmrepro.errors import UnknownRelease, UsageError
-from mmrepro.incident import Fidelity, WheelFacts
+from mmrepro.engines.models.tiny import TinyText
+from mmrepro.failure.documents import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
-from mmrepro.models.tiny import TinyText
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunCommand
 from mmrepro.run.start import ServerSpec

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from made_up import drop, http, metrics, probed
-from mmrepro.evidence import Evidence, Missing
+from mmrepro.failure.signature import Truth
+from mmrepro.failure.signature.views import Logs
 from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
 from mmrepro.scenario import vllm
-from mmrepro.signature import Truth
-from mmrepro.signature.views import Logs
+from mmrepro.traffic.evidence import Evidence, Missing
 
 MET, NOT_MET = Truth.MET, Truth.NOT_MET
 LINE = (

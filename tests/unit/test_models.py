@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings, strategies as st
-from mmrepro.models import TinyQwen2VL, smart_resize
-from mmrepro.models.qwen import FACTOR
-from mmrepro.models.tiny import REPORTED_IMAGE_TOKENS, TinyDotsOCR
+from mmrepro.engines.models import TinyQwen2VL, smart_resize
+from mmrepro.engines.models.qwen import FACTOR
+from mmrepro.engines.models.tiny import REPORTED_IMAGE_TOKENS, TinyDotsOCR
 
 SMALL = {"hidden": 64, "layers": 1, "vision_width": 32, "vision_depth": 1}
 SIDES = st.integers(1, 5000)
@@ -190,8 +190,8 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from mmrepro.models import TinyQwen2VL
-import mmrepro.models.base, numpy
+from mmrepro.engines.models import TinyQwen2VL
+import mmrepro.engines.models.base, numpy
 print("ready", flush=True)
 sys.stdin.readline()
 print(TinyQwen2VL(hidden=64, layers=1, vision_width=32, vision_depth=1).write(Path(sys.argv[1])))

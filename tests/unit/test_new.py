@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmrepro import errors
+from mmrepro.base import errors
 from mmrepro.cli.app import app
 from mmrepro.engines import ENGINES
+from mmrepro.failure.signature import Outcome
 from mmrepro.reports import load
 from mmrepro.run.judge import rejudge
 from mmrepro.scenario.registry import load_scenario, scenario_names
-from mmrepro.signature import Outcome
 from typer.testing import CliRunner
 
 RECORDED = Path(__file__).parent.parent / "evidence"

@@ -21,13 +21,13 @@ from made_up_crash import (
     said,
     survived_run,
 )
-from mmrepro.evidence import Evidence, ImageSent, RequestRecord
-from mmrepro.incident import ClaimResult
+from mmrepro.failure.documents import ClaimResult
+from mmrepro.failure.signature import Outcome, Truth, crash
+from mmrepro.failure.signature.views import Logs
 from mmrepro.probes.data import LogLine, LogsData, ProcessesData
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.chunked_mm_prefill import placeholder as module
-from mmrepro.signature import Outcome, Truth, crash
-from mmrepro.signature.views import Logs
+from mmrepro.traffic.evidence import Evidence, ImageSent, RequestRecord
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE

@@ -24,7 +24,7 @@ from made_up import (
     thread,
 )
 from made_up_crash import image
-from mmrepro.evidence import Evidence
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import (
     LogsData,
     MetricSample,
@@ -33,7 +33,7 @@ from mmrepro.run.judge import effect
 from mmrepro.scenario import vllm
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
 from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence
 from vllm_runs import Change, claims, edited, facts, judged, log_line, relabel, truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

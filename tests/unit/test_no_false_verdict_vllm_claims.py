@@ -22,15 +22,15 @@ from made_up import (
     swap,
     thread,
 )
-from mmrepro.evidence import Evidence, ReproducerResult
+from mmrepro.base.records import Moment
+from mmrepro.failure.signature import Truth
+from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import LogLine, LogsData, ThreadStack
-from mmrepro.records import Moment
 from mmrepro.scenario import Scenario, vllm
 from mmrepro.scenario.definition import bind
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY, ghost
 from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
-from mmrepro.signature import Truth
-from mmrepro.signature.decide import guarded
+from mmrepro.traffic.evidence import Evidence, ReproducerResult
 from vllm_runs import Change, claims, edited, facts, relabel, truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

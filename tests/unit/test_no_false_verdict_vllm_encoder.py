@@ -11,9 +11,9 @@ from made_up import (
     swap,
 )
 from made_up_crash import TOO_LARGE, image, overflow_run, refused_run, scheduling
-from mmrepro.diagnose.match import match
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import Fit
+from mmrepro.failure.documents.diagnosis import Fit
+from mmrepro.failure.signature import Outcome, Truth
+from mmrepro.live.diagnose.match import match
 from mmrepro.probes.data import (
     Frame,
     InferenceData,
@@ -24,7 +24,7 @@ from mmrepro.probes.data import (
 from mmrepro.scenario import LiveFacts, vllm
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 from mmrepro.scenarios.encoder_cache_overflow import SCENARIO as OVERFLOW
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence
 from vllm_runs import Change, claims, edited, facts, judged, relabel, truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

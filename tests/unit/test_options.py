@@ -16,15 +16,15 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import typer
 from hypothesis import HealthCheck, given, settings, strategies as st
+from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Command, Declared, Origin, declared
+from mmrepro.campaign.matrix import selectors
+from mmrepro.campaign.matrix.options import load
 from mmrepro.campaign.trial import spawn
-from mmrepro.case.model import ServerWanted
 from mmrepro.cli.app import COMMANDS
 from mmrepro.cli.options import PLACES, DeclaredCommand, command
-from mmrepro.errors import UsageError
 from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
-from mmrepro.matrix import selectors
-from mmrepro.matrix.options import load
+from mmrepro.traffic.case.model import ServerWanted
 
 
 def functions() -> Iterator[Any]:

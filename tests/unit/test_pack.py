@@ -49,6 +49,6 @@ def test_its_recorded_runs_are_judged_by_name() -> None:
 
 @pytest.mark.usefixtures("known")
 def test_diagnose_tries_it() -> None:
-    from mmrepro.diagnose.match import all_scenarios
+    from mmrepro.live.diagnose.match import all_scenarios
 
     assert "odd-image" in {scenario.name for scenario in all_scenarios()}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
 from mmrepro.traffic.drive import noise, read_picture, tiles
 from PIL import Image
 

@@ -8,11 +8,11 @@ import pytest
 from made_up import probed, request
 from made_up_crash import DEAD, MISMATCH_TEXT, death_log, later, line, quiet_log, said
 from mmrepro.engines import get_engine
-from mmrepro.evidence import Evidence, ImageSent, Missing
+from mmrepro.failure.signature import Truth
 from mmrepro.probes.data import LogsData
 from mmrepro.scenario import Finding, Logs, Requests
 from mmrepro.scenarios.chunked_mm_prefill import placeholder as mask, report, stream
-from mmrepro.signature import Truth
+from mmrepro.traffic.evidence import Evidence, ImageSent, Missing
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 

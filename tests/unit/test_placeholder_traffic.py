@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from made_up import request
-from mmrepro.evidence import RequestRecord
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.records import Moment
+from mmrepro.base.records import Moment
+from mmrepro.failure.signature import Truth
+from mmrepro.failure.signature.views import Requests
 from mmrepro.scenarios.chunked_mm_prefill import placeholder as mask
-from mmrepro.signature import Truth
-from mmrepro.signature.views import Requests
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import RequestRecord
+from mmrepro.traffic.evidence.recorder import Recorder
 
 SCENARIO = mask.GeneratedPlaceholder()
 

@@ -21,11 +21,11 @@ from made_up_race import (
     race,
     reworded,
 )
-from mmrepro.evidence import Evidence
-from mmrepro.incident.searches import Ablation, FactorClass, FactorResult
+from mmrepro.failure.documents.searches import Ablation, FactorClass, FactorResult
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.run.judge import effect, judge as judged
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 NOT_REPRODUCED = Outcome.NOT_REPRODUCED

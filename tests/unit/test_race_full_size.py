@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from imposters import CORPUS
-from mmrepro.evidence import Evidence
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.traffic.evidence import Evidence
 
 Change = Callable[[Evidence], object]
 FULL = load_scenario("chunked-mm-prefill").with_variant("full-size")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.reports import load
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario

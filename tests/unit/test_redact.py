@@ -10,8 +10,8 @@ import time
 
 import pytest
 from hypothesis import assume, given, settings, strategies as st
-from mmrepro.records import Record
-from mmrepro.text.redact import MIN_SECRET, PLACEHOLDER, Redactor
+from mmrepro.base.records import Record
+from mmrepro.base.text.redact import MIN_SECRET, PLACEHOLDER, Redactor
 
 ALNUM = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 word = st.text(ALNUM, min_size=20, max_size=40)

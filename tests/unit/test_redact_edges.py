@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Literal
 
 import pytest
-from mmrepro.records import Record
-from mmrepro.text import redact
-from mmrepro.text.redact import MAX_TEXT, MIN_SECRET, Redactor
+from mmrepro.base.records import Record
+from mmrepro.base.text import redact
+from mmrepro.base.text.redact import MAX_TEXT, MIN_SECRET, Redactor
 
 
 def redactor() -> Redactor:

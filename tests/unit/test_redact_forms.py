@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
+from mmrepro.base.text.named import Secrecy, secrecy
+from mmrepro.base.text.opaque import called_digest, is_opaque
+from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.reports.public import redact_log
-from mmrepro.text.named import Secrecy, secrecy
-from mmrepro.text.opaque import called_digest, is_opaque
-from mmrepro.text.redact import PLACEHOLDER, Redactor
 
 S, T = "hunter2-blue", "second-3-red"  # no opaque tokens: only what stands around says it
 

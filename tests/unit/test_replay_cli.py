@@ -12,21 +12,21 @@ from typing import Any, ClassVar
 
 import jsonschema
 import pytest
+from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.work import Began
-from mmrepro.case.files import write_case
-from mmrepro.case.model import CASE_FILE
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
 from mmrepro.engines import ENGINES
-from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
-from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
-from mmrepro.replay import session
-from mmrepro.replay.attempts import attempt_ended, found, name_of
-from mmrepro.replay.known import exception_pattern, hang_path, usual_server
-from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.pursue import LOUD
+from mmrepro.failure.documents.replay import FindingClass, PlayFacts, Replay
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.search.replay import session
+from mmrepro.search.replay.attempts import attempt_ended, found, name_of
+from mmrepro.search.replay.known import exception_pattern, hang_path, usual_server
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.search.replay.pursue import LOUD
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import CASE_FILE
 from rich.console import Console
 from typer.testing import CliRunner
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base import processes
-from mmrepro.evidence import ReproducerResult
+from mmrepro.engines.supervise.warm import ForkServers
 from mmrepro.run import observe
 from mmrepro.run.observe import Interpreter
-from mmrepro.supervise.warm import ForkServers
+from mmrepro.traffic.evidence import ReproducerResult
 from toy_engine import toy
 
 Run = Callable[[str], ReproducerResult]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.machine.host import child_environment
+from mmrepro.base.machine.host import child_environment
 from mmrepro.reproducers import reproducer_path
 
 CACHETOOLS = """\

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine_process import FakeProcess, FakeStarter, Goes, close, ends, ready, silent, starter
-from mmrepro.environments.spec import Environment
-from mmrepro.errors import (
+from mmrepro.base.errors import (
     EngineStartError,
     EnvironmentBuildError,
     NoSpace,
@@ -20,9 +19,10 @@ from mmrepro.errors import (
     UnwritableOutput,
     UsageError,
 )
-from mmrepro.evidence import Evidence
-from mmrepro.incident import Incident, folder
-from mmrepro.incident.folder import Journal
+from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.supervise import StopReport
+from mmrepro.failure.documents import Incident, folder
+from mmrepro.failure.documents.folder import Journal
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, rejudge
@@ -30,7 +30,7 @@ from mmrepro.run.options import RunCommand
 from mmrepro.run.runner import begin, execute
 from mmrepro.scenario import Control, Drive, Finding, Outcome, RunFacts, Scenario
 from mmrepro.scenario.more import Condition
-from mmrepro.supervise import StopReport
+from mmrepro.traffic.evidence import Evidence
 from worlds import environment as made_up_environment
 
 

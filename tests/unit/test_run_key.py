@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mmrepro.diagnose.match import all_scenarios
-from mmrepro.environments.spec import Environment
-from mmrepro.machine import gpu as gpu_module
-from mmrepro.machine.gpu import read_gpus
+from mmrepro.base.machine import gpu as gpu_module
+from mmrepro.base.machine.gpu import read_gpus
+from mmrepro.engines.environments.spec import Environment
+from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.run import key
 from mmrepro.run.key import (
     START_MODE,
@@ -271,7 +271,7 @@ def test_every_module_that_reads_a_file_of_the_package_is_known() -> None:
         scenario = load_scenario(name)
         modules = key.closure(key._starts(scenario), key._stops(scenario.engine))
         found |= {one for one, file in modules.items() if READS_FILES.search(file.read_text())}
-        supervise = modules["mmrepro.supervise"].parent
+        supervise = modules["mmrepro.engines.supervise"].parent
         assert {*supervise.glob("*.py")} <= {*code_files(scenario)}
     assert found == READS_CODE | key.DATA.keys()
 

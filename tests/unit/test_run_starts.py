@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 from fake_engine_process import FakeStarter, close, ends, raises, ready, silent, starter
-from mmrepro.errors import EngineStartError, ForkServerDied, SupervisorError
-from mmrepro.incident import Setting
-from mmrepro.incident.folder import Journal
+from mmrepro.base.errors import EngineStartError, ForkServerDied, SupervisorError
+from mmrepro.engines.supervise.warm import Refused
+from mmrepro.failure.documents import Setting
+from mmrepro.failure.documents.folder import Journal
+from mmrepro.failure.signature import Finding
 from mmrepro.run import start as start_module
 from mmrepro.run.judge import Deadlines, of_gate
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import START_ATTEMPTS, ServerSpec, Started, start
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Finding
-from mmrepro.supervise.warm import Refused
 from simple_incident import incident
 from worlds import environment
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from mmrepro.errors import ExitCode, NoSpace, UnwritableOutput
-from mmrepro.incident import Incident, folder as rundir
-from mmrepro.incident.folder import make_run_dir, write_incident
-from mmrepro.machine.files import replacing
-from mmrepro.text.redact import Redactor
+from mmrepro.base.errors import ExitCode, NoSpace, UnwritableOutput
+from mmrepro.base.machine.files import replacing
+from mmrepro.base.text.redact import Redactor
+from mmrepro.failure.documents import Incident, folder as rundir
+from mmrepro.failure.documents.folder import make_run_dir, write_incident
 from simple_incident import incident
 
 ROOT = os.geteuid() == 0
@@ -67,8 +67,8 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from mmrepro.errors import UnwritableOutput
-from mmrepro.incident.folder import make_run_dir
+from mmrepro.base.errors import UnwritableOutput
+from mmrepro.failure.documents.folder import make_run_dir
 if os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
@@ -193,7 +193,7 @@ def test_a_write_that_fails_halfway_leaves_the_old_one_whole(
                 file.truncate(file.tell() // 2)
                 no_write()
 
-    monkeypatch.setattr("mmrepro.machine.files.replacing", halfway)
+    monkeypatch.setattr("mmrepro.base.machine.files.replacing", halfway)
     folder = write_incident(incident(failure="later"), tmp_path, Redactor())
     assert json.loads((tmp_path / "incident.json").read_text())["failure"] == ""
     assert json.loads((folder / "incident.json").read_text())["failure"] == "later"

@@ -18,8 +18,8 @@ from made_up import (
     swap,
 )
 from mmrepro import scenario as scenario_names
-from mmrepro.errors import BrokenScenario
-from mmrepro.incident import ClaimStatus
+from mmrepro.base.errors import BrokenScenario
+from mmrepro.failure.documents import ClaimStatus
 from mmrepro.run.judge import judge
 from mmrepro.scenario import (
     Drive,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from made_up import at, http, probed, request, run_facts
-from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimStatus
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.signature import evaluate
+from mmrepro.failure.signature.checks import stays_in
+from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import Frame, LogLine, LogsData, StackSample, StacksData, ThreadStack
 from mmrepro.scenario import (
     Drive,
@@ -25,9 +27,7 @@ from mmrepro.scenario.definition import bind
 from mmrepro.scenario.minivllm import place
 from mmrepro.scenario.more import Fidelity, answered_alike, as_by_control, in_log, not_logged
 from mmrepro.scenario.parts import Check
-from mmrepro.signature import evaluate
-from mmrepro.signature.checks import stays_in
-from mmrepro.signature.decide import guarded
+from mmrepro.traffic.evidence import Evidence
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 

@@ -19,16 +19,16 @@ from made_up import (
     swap,
     thread,
 )
+from mmrepro.base.errors import BrokenScenario, UnknownScenario, UsageError
 from mmrepro.engines import ENGINES, LaunchRequest
-from mmrepro.errors import BrokenScenario, UnknownScenario, UsageError
-from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimStatus
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.signature import Finding, Outcome, Truth
 from mmrepro.reproducers import reproducer_path
 from mmrepro.scenario import Scenario, all_met
 from mmrepro.scenario.more import Mitigation
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.scenarios.ghost_key_eviction import GhostKeyEviction
-from mmrepro.signature import Finding, Outcome, Truth
+from mmrepro.traffic.evidence import Evidence
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 

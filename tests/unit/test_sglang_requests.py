@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 from made_up import request
-from mmrepro.evidence import RequestRecord
 from mmrepro.scenario import Scenario, sglang as sharing
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
+from mmrepro.traffic.evidence import RequestRecord
 
 KV = shape_alias.SCENARIO
 EMBEDDING = KV.with_variant("embedding-cache")
 
 
 def test_options_are_read_refused_and_repeated() -> None:
-    from mmrepro.errors import UsageError
+    from mmrepro.base.errors import UsageError
     from mmrepro.run.options import RunCommand
 
     assert COLLISION.read_options(["search"]) == {"search": ""}
@@ -56,8 +56,8 @@ class Scripted:
 def driven(scenario: Scenario, path: Path, *mitigations: str, refusals: int = 0) -> Scripted:
     import asyncio
 
-    from mmrepro.evidence.recorder import Recorder
     from mmrepro.traffic.drive import Drive
+    from mmrepro.traffic.evidence.recorder import Recorder
 
     server = Scripted(refusals)
     recorder = Recorder(path)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from mmrepro.collide.pair import NAMES, PAIR_FILE, Pair
-from mmrepro.collide.search import draw
-from mmrepro.incident.model import cross_probability
+from mmrepro.failure.documents.model import cross_probability
 from mmrepro.reproducers import pad_value_search as worker
 from mmrepro.scenarios.data import pad_value_pair
+from mmrepro.tools.collide.pair import NAMES, PAIR_FILE, Pair
+from mmrepro.tools.collide.search import draw
 from PIL import Image
 
 FOLDER = pad_value_pair()

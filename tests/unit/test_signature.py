@@ -7,8 +7,7 @@ from typing import get_args
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.evidence import Evidence
-from mmrepro.signature import (
+from mmrepro.failure.signature import (
     Condition,
     ConditionResult,
     Finding,
@@ -19,7 +18,8 @@ from mmrepro.signature import (
     decide,
     evaluate,
 )
-from mmrepro.signature.decide import FLIP
+from mmrepro.failure.signature.decide import FLIP
+from mmrepro.traffic.evidence import Evidence
 
 TRUTHS = st.sampled_from(Truth)
 PARTS: st.SearchStrategy[Part] = st.sampled_from(get_args(Part))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from mmrepro.incident import SourceExcerpt
+from mmrepro.failure.documents import SourceExcerpt
 from mmrepro.run.judge import MAX_LINES, read_definition
 from mmrepro.scenario.more import SourceRef
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mmrepro.base.errors import UsageError
 from mmrepro.engines import LaunchPlan
-from mmrepro.environments.spec import STARTS_FILE, Environment, ModeSeen, note_start, starts_seen
-from mmrepro.errors import UsageError
+from mmrepro.engines.environments.spec import (
+    STARTS_FILE,
+    Environment,
+    ModeSeen,
+    note_start,
+    starts_seen,
+)
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec
 from mmrepro.run.starter import (

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from mmrepro.errors import ExitCode
+from mmrepro.base.errors import ExitCode
 from simple_incident import incident
 
 PIPE_BYTES = 65536

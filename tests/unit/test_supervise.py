@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base import processes
-from mmrepro.errors import SupervisorError
-from mmrepro.supervise import EngineProcess, free_port, start_engine
+from mmrepro.base.errors import SupervisorError
+from mmrepro.engines.supervise import EngineProcess, free_port, start_engine
 from toy_engine import until
 
 # A grandchild in a session of its own that ignores SIGTERM and maps shared memory; the parent
@@ -45,7 +45,7 @@ STUBBORN = """
 STARTER = """
     import json, os, sys
     from pathlib import Path
-    from mmrepro.supervise import start_engine
+    from mmrepro.engines.supervise import start_engine
     folder, detach, *argv = sys.argv[1:]
     log = Path(folder) / "engine.log"
     process = start_engine(argv, dict(os.environ), cwd=Path(folder), log=log, grace_s=0.3)

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 from made_up import run_facts
+from mmrepro.base.records import Fidelity
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import Patch, lowered
 from mmrepro.engines.lmdeploy import CPU, WITNESS, device_memory
 from mmrepro.engines.vllm import EMULATED_STREAM
-from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimResult, ClaimStatus, Incident
+from mmrepro.failure.documents import ClaimResult, ClaimStatus, Incident
+from mmrepro.failure.signature import Finding, Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.records import Fidelity
 from mmrepro.reports import load
 from mmrepro.reports.words import FIDELITY_WORDS
 from mmrepro.run.judge import effect, facts_of, judge
 from mmrepro.scenario import Scenario, claim
 from mmrepro.scenario.parts import PROJECTS
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Finding, Outcome, Truth
+from mmrepro.traffic.evidence import Evidence
 
 CORPUS = Path(__file__).resolve().parents[1] / "evidence"
 FAMILIES = ("borrowed-faults", "mm-prefill-contract")

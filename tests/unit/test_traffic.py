@@ -27,10 +27,10 @@ from fake_server import (
     then_silent,
 )
 from hypothesis import HealthCheck, given, settings, strategies as st
-from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.evidence.recorder import Recorder
 from mmrepro.traffic import Traffic, client as traffic_module
 from mmrepro.traffic.drive import noise
+from mmrepro.traffic.evidence import Evidence, RequestRecord
+from mmrepro.traffic.evidence.recorder import Recorder
 
 T = TypeVar("T")
 PLENTY_S = 20.0

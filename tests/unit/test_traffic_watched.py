@@ -19,9 +19,9 @@ from fake_server import (
     serving,
     then_silent,
 )
-from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.evidence.recorder import Recorder
 from mmrepro.traffic import Traffic
+from mmrepro.traffic.evidence import Evidence, RequestRecord
+from mmrepro.traffic.evidence.recorder import Recorder
 from mmrepro.traffic.reading import COMPLETIONS, Watch
 
 PLENTY_S = 20.0

@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.base import units
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
 
 LONG = st.floats(min_value=1e-6, max_value=units.MOST_SECONDS)
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from made_up import at, http, probed, request, run_facts
-from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
+from mmrepro.failure.signature import Truth, evaluate
 from mmrepro.probes.data import (
     AnyProbeData,
     Frame,
@@ -22,7 +22,7 @@ from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.scenario.minivllm import AFTER, place
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import borrowed_faults as faults
-from mmrepro.signature import Truth, evaluate
+from mmrepro.traffic.evidence import Evidence, ImageSent, Phase, RequestRecord
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 VARIANTS = load_scenario("borrowed-faults").variants

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mmrepro.diagnose.match import match_all
-from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.incident import Incident
-from mmrepro.incident.diagnosis import Fit
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.diagnosis import Fit
+from mmrepro.failure.signature import Outcome, Truth
+from mmrepro.failure.signature.live_server import FAILED
+from mmrepro.live.diagnose.match import match_all
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import HttpData, LogLine, LogsData
 from mmrepro.reports import load
@@ -17,8 +18,7 @@ from mmrepro.run.judge import facts_of, judge
 from mmrepro.scenario import LiveFacts
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import completions_session as session
-from mmrepro.signature import Outcome, Truth
-from mmrepro.signature.live_server import FAILED
+from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 CORPUS = Path(__file__).parent.parent / "evidence"
 SCENARIO = load_scenario("completions-session")

@@ -18,13 +18,13 @@ from made_up_crash import (
     scheduling,
     survived_run,
 )
-from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData, StacksData
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 from mmrepro.scenarios.chunked_mm_prefill import placeholder as mask
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE

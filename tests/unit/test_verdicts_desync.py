@@ -21,12 +21,12 @@ from made_up import (
     request,
     swap,
 )
-from mmrepro.evidence import Evidence
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.scenario import Requests, vllm
 from mmrepro.scenario.vllm import desynchronise
 from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
-from mmrepro.signature import Outcome, Truth
 from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.evidence import Evidence
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE

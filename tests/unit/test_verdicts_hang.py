@@ -30,11 +30,11 @@ from made_up import (
     syscalls,
     thread,
 )
-from mmrepro.evidence import Evidence
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import InferenceData
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
 from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE

@@ -28,14 +28,14 @@ from made_up_kv import (
     truncated_run,
     witness,
 )
-from mmrepro.evidence import Evidence, Missing
-from mmrepro.incident import ClaimStatus
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.signature import Outcome, Truth, answers
 from mmrepro.run.judge import effect, judge as judge_run
 from mmrepro.scenario import lmdeploy as kv
 from mmrepro.scenarios.kv_growth_crash import SCENARIO as GROWTH
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET
 from mmrepro.scenarios.undersized_kv_budget.report import PROMPT
-from mmrepro.signature import Outcome, Truth, answers
+from mmrepro.traffic.evidence import Evidence, Missing
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 from made_up import drop, http, judge, out_of_time, probed, request, run_facts, swap
-from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
-from mmrepro.incident import ClaimStatus
+from mmrepro.failure.documents import ClaimStatus
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.minivllm import in_last_block
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import mm_prefill_contract as module
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence, ImageSent, Phase, RequestRecord
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 WHOLE = ImageSent(sha256="0" * 64, width=224, height=224, bytes=100)

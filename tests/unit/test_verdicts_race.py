@@ -27,11 +27,11 @@ from made_up_race import (
     unread,
     without,
 )
-from mmrepro.evidence import Evidence, ImageSent
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData, MetricSample
 from mmrepro.run.judge import judge as judged
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence, ImageSent
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE

@@ -24,15 +24,15 @@ from made_up_sglang import (
     swapped,
     without,
 )
-from mmrepro.evidence import Evidence, Missing
-from mmrepro.incident import ClaimStatus, Fidelity
+from mmrepro.failure.documents import ClaimStatus, Fidelity
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.run.judge import with_pictures
 from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
 from mmrepro.scenario.more import tiles
 from mmrepro.scenarios import pad_value_collision as collision, shape_alias
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, traffic
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.evidence import Evidence, Missing
 
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
@@ -209,7 +209,7 @@ def test_the_shipped_pair_is_there() -> None:
 
 
 def test_a_missing_pair_is_said(tmp_path: Path) -> None:
-    from mmrepro.errors import UsageError
+    from mmrepro.base.errors import UsageError
 
     with pytest.raises(UsageError, match=r"A\.png cannot be read"):
         collision.read_pair(tmp_path)

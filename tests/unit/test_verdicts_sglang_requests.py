@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from imposters.sglang import Edit, answered_as, asked, facts, logged, unread
 from imposters.sglang_requests import lines_without, measured, measured_as
-from mmrepro.case.model import Case
-from mmrepro.evidence import RequestRecord
-from mmrepro.incident import Incident
-from mmrepro.incident.replay import FindingClass
-from mmrepro.records import Moment
+from mmrepro.base.records import Moment
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.scenario.more import Failure
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.evidence import RequestRecord
 from mmrepro.traffic.reading import read_generated
 
 EVIDENCE = Path(__file__).parent.parent / "evidence"

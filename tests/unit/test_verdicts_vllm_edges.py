@@ -19,7 +19,9 @@ from made_up import (
     thread,
 )
 from made_up_crash import TOO_LARGE, overflow_run, scheduling
-from mmrepro.evidence import Evidence
+from mmrepro.failure.signature import Outcome, Truth
+from mmrepro.failure.signature.decide import guarded
+from mmrepro.failure.signature.views import Requests
 from mmrepro.probes.data import StackSample, StacksData
 from mmrepro.scenario import LiveFacts, vllm
 from mmrepro.scenario.definition import bind
@@ -27,9 +29,7 @@ from mmrepro.scenarios import encoder_cache_overflow as overflow
 from mmrepro.scenarios.encoder_cache_overflow import SCENARIO as OVERFLOW
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
 from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
-from mmrepro.signature import Outcome, Truth
-from mmrepro.signature.decide import guarded
-from mmrepro.signature.views import Requests
+from mmrepro.traffic.evidence import Evidence
 from vllm_runs import Change, edited, facts, judged, relabel, truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from mmrepro.base import processes
-from mmrepro.errors import ForkServerDied
-from mmrepro.supervise import EngineProcess
-from mmrepro.supervise.warm import (
+from mmrepro.base.errors import ForkServerDied
+from mmrepro.engines.supervise import EngineProcess
+from mmrepro.engines.supervise.warm import (
     ForkServers,
     Refused,
     kept_fork_servers,

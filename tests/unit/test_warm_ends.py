@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base import processes
-from mmrepro.supervise.warm import Refused, begin_fork_server
+from mmrepro.engines.supervise.warm import Refused, begin_fork_server
 from toy_engine import toy, until
 
 OWNER = """
@@ -21,7 +21,7 @@ OWNER = """
     from pathlib import Path
     sys.path.insert(0, sys.argv[1])
     from toy_engine import serve, toy
-    from mmrepro.supervise.warm import ForkServers
+    from mmrepro.engines.supervise.warm import ForkServers
     folder = Path(sys.argv[2])
     spec = toy(folder / "code")
     parents = ForkServers(folder / "kept")
@@ -83,7 +83,7 @@ def test_kill_9_of_the_owner_while_the_parent_imports(tmp_path: Path) -> None:
         from pathlib import Path
         sys.path.insert(0, sys.argv[1])
         from toy_engine import toy
-        from mmrepro.supervise.warm import begin_fork_server
+        from mmrepro.engines.supervise.warm import begin_fork_server
         folder = Path(sys.argv[2])
         (folder / "parent").mkdir()
         begin_fork_server(toy(folder / "code", (folder / "code/toy_server.py").read_text()),

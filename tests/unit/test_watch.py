@@ -15,13 +15,19 @@ from pathlib import Path
 import pytest
 from fake_server import answering, http, serving
 from hypothesis import given, strategies as st
+from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.cli.app import app
-from mmrepro.errors import ExitCode, UsageError
-from mmrepro.watch.checker import GAUGES, PROGRESS, Checker, moved_signs
-from mmrepro.watch.health import STATES, Check, CheckOutcome, Health
-from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnosed, Watch, default_deadline, small_picture
-from mmrepro.watch.options import WatchCommand
-from mmrepro.watch.server import WatchServer, parse_address, state
+from mmrepro.live.watch.checker import GAUGES, PROGRESS, Checker, moved_signs
+from mmrepro.live.watch.health import STATES, Check, CheckOutcome, Health
+from mmrepro.live.watch.loop import (
+    CONFIRM_PAUSE_S,
+    Diagnosed,
+    Watch,
+    default_deadline,
+    small_picture,
+)
+from mmrepro.live.watch.options import WatchCommand
+from mmrepro.live.watch.server import WatchServer, parse_address, state
 from typer.testing import CliRunner
 
 OK, BUSY, FAILED, SILENT, ABSENT, ERROR, UNKNOWN = CheckOutcome

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_up import at
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import (
+from mmrepro.failure.documents.diagnosis import (
     CLASS_WORDS,
     Certainty,
     LiveClass,
@@ -18,14 +17,15 @@ from mmrepro.incident.diagnosis import (
     TargetFacts,
     TargetProcess,
 )
+from mmrepro.live.watch.checker import Window
+from mmrepro.live.watch.health import Check, CheckOutcome, Health
+from mmrepro.live.watch.loop import Diagnosed, Watch
+from mmrepro.live.watch.options import WatchCommand
+from mmrepro.live.watch.processes import MIB, SETTLE_S, Growth, caches_bytes
+from mmrepro.live.watch.server import CERTAINTIES, WatchServer, state
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import ConnectionsData, InferenceData, MetricSample, MetricsData
-from mmrepro.watch.checker import Window
-from mmrepro.watch.health import Check, CheckOutcome, Health
-from mmrepro.watch.loop import Diagnosed, Watch
-from mmrepro.watch.options import WatchCommand
-from mmrepro.watch.processes import MIB, SETTLE_S, Growth, caches_bytes
-from mmrepro.watch.server import CERTAINTIES, WatchServer, state
+from mmrepro.traffic.evidence import Evidence
 
 F, C = LiveClass, Certainty
 FACTS = TargetFacts(

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import pytest
 from fake_server import Reply, answering, completion, http, in_turn, serving, silent, then_silent
-from mmrepro.machine.host import SHORT, Lateness
-from mmrepro.watch.checker import GAUGES, PROGRESS, Checker
-from mmrepro.watch.health import Check, CheckOutcome, Health
+from mmrepro.base.machine.host import SHORT, Lateness
+from mmrepro.live.watch.checker import GAUGES, PROGRESS, Checker
+from mmrepro.live.watch.health import Check, CheckOutcome, Health
 
 T = TypeVar("T")
 MODELS = http(200, json.dumps({"data": [{"id": "tiny"}]}).encode())

@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 import pytest
 from fake_server import answering, http, serving
-from mmrepro.errors import UsageError
-from mmrepro.watch import server
-from mmrepro.watch.health import Check, Health
-from mmrepro.watch.loop import Diagnosed, Watch, watch_of
-from mmrepro.watch.options import WatchCommand
-from mmrepro.watch.server import WatchServer, parse_address, state
+from mmrepro.base.errors import UsageError
+from mmrepro.live.watch import server
+from mmrepro.live.watch.health import Check, Health
+from mmrepro.live.watch.loop import Diagnosed, Watch, watch_of
+from mmrepro.live.watch.options import WatchCommand
+from mmrepro.live.watch.server import WatchServer, parse_address, state
 
 KEY = "sk-planted-0123456789abcdef"
 ECHOES = {

@@ -12,22 +12,22 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from mmrepro.accept import running, session as accept
+from mmrepro.base.errors import LedgerBusy, MmreproError, SupervisorError
+from mmrepro.base.machine.journal import LineFile
+from mmrepro.base.records import Moment
+from mmrepro.base.text.redact import Redactor
+from mmrepro.campaign.accept import running, session as accept
 from mmrepro.campaign.events import Note, json_lines
 from mmrepro.campaign.provisions import Bound
-from mmrepro.capture.messages import Contents
-from mmrepro.case.files import write_case
-from mmrepro.case.model import CASE_FILE, Case, ServerWanted
 from mmrepro.cli.app import app
-from mmrepro.errors import LedgerBusy, MmreproError, SupervisorError
-from mmrepro.incident.folder import write_incident
-from mmrepro.machine.journal import LineFile
+from mmrepro.engines.supervise import launch_order
+from mmrepro.failure.documents.folder import write_incident
 from mmrepro.probes.base import RawSink
-from mmrepro.records import Moment
 from mmrepro.reports import load
 from mmrepro.reports.documents import replace_file
-from mmrepro.supervise import launch_order
-from mmrepro.text.redact import Redactor
+from mmrepro.traffic.capture.messages import Contents
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
 from simple_incident import incident
 from typer.testing import CliRunner
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mmrepro.supervise import EngineProcess, Entry
-from mmrepro.supervise.warm import ForkServer, ForkServerSpec
+from mmrepro.engines.supervise import EngineProcess, Entry
+from mmrepro.engines.supervise.warm import ForkServer, ForkServerSpec
 
 TIMEOUT_S = 60.0
 

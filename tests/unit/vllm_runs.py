@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mmrepro.evidence import Evidence
-from mmrepro.incident import Fidelity
+from mmrepro.failure.documents import Fidelity
+from mmrepro.failure.signature import Truth, Verdict
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.run.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario
-from mmrepro.signature import Truth, Verdict
+from mmrepro.traffic.evidence import Evidence
 
 Change = Callable[[Evidence], object]
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from made_up import hang_run, healthy_run, judge
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.machine.files import Device
+from mmrepro.base.records import Moment
 from mmrepro.campaign.trial import TrialOptions, incident_in, outcome_of, run_options
-from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.errors import MmreproError
-from mmrepro.evidence import Evidence
-from mmrepro.incident import GateFacts, Incident, WheelFacts
-from mmrepro.incident.folder import Journal
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.machine.files import Device
-from mmrepro.records import Moment
+from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.failure.documents import GateFacts, Incident, WheelFacts
+from mmrepro.failure.documents.folder import Journal
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
+from mmrepro.failure.signature import Verdict
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
 from mmrepro.run.options import RunCommand
 from mmrepro.run.runner import begin
@@ -23,7 +23,7 @@ from mmrepro.run.start import changes
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Verdict
+from mmrepro.traffic.evidence import Evidence
 
 Happens = Callable[[frozenset[str]], Evidence]
 

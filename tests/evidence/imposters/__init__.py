@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.reports import load
-from mmrepro.signature import Outcome
 
 CORPUS = Path(__file__).resolve().parent.parent
 

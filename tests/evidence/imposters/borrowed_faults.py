@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import starmap
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.probes.data import Frame, LogsData, StacksData, ThreadStack
-from mmrepro.signature import Outcome
 
 from imposters import Imposter
 from imposters.minivllm import (

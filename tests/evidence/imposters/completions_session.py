@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.probes.data import InferenceData
 from mmrepro.scenarios.completions_session import LONG, OWN_ID, TEXT
-from mmrepro.signature import Outcome
 
 from imposters import Imposter
 from imposters.lmdeploy import absent, forget, log_of, one, reply, sent

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from mmrepro.evidence import RequestRecord
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import InferenceData, LogsData
-from mmrepro.signature import Outcome
+from mmrepro.traffic.evidence import RequestRecord
 
 from imposters import Imposter, Kind
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from mmrepro.evidence import RequestRecord
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.probes.base import ProbeData, ProbeStatus
 from mmrepro.probes.data import LogLine, LogsData, MetricsData
+from mmrepro.traffic.evidence import RequestRecord
 
 Edit = Callable[[Incident], object]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import starmap
 
-from mmrepro.incident import Incident
-from mmrepro.signature import Outcome
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 
 from imposters import Imposter
 from imposters.minivllm import as_if_faulty, both, logged, no_answer, switch_was_on

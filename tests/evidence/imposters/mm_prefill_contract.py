@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import starmap
 
-from mmrepro.signature import Outcome
+from mmrepro.failure.signature import Outcome
 
 from imposters import Imposter
 from imposters.minivllm import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import LogLine, LogsData
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import ProcessesData
-from mmrepro.signature import Outcome
 
 from imposters import Imposter
 from imposters.prefill_edits import (

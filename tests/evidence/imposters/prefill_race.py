@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.probes.base import ProbeStatus
-from mmrepro.signature import Outcome
 
 from imposters import Imposter
 from imposters.prefill_edits import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.probes.data import LogsData
-from mmrepro.signature import Outcome
 
 from . import Imposter, Kind
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
 
 from .sglang import (
     CALLED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmrepro.signature import Outcome
+from mmrepro.failure.signature import Outcome
 
 from imposters import Imposter
 from imposters.vllm_edits import (

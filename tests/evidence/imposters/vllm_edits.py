@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mmrepro.evidence import RequestRecord
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import (
     InferenceData,
@@ -14,6 +13,7 @@ from mmrepro.probes.data import (
     StacksData,
     ThreadStack,
 )
+from mmrepro.traffic.evidence import RequestRecord
 
 Edit = Callable[[Incident], object]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mmrepro.signature import Outcome
+from mmrepro.failure.signature import Outcome
 
 from imposters import Imposter
 from imposters.vllm_edits import (

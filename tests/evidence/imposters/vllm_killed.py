@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.scenario.vllm_killed import FATAL, KILLER, SENT, THROUGH
-from mmrepro.signature import Outcome
 
 from imposters import Imposter
 from imposters.prefill_edits import first_error, logs, of, unlogged, without

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
 from mmrepro.probes.data import MetricsData
 from mmrepro.scenario.vllm import BY_REASON
 from mmrepro.scenarios.capacity_never import PROMPT
 from mmrepro.scenarios.vllm_mm_caches import X_SHARED, Y_OWN, Y_SHARED
-from mmrepro.signature import Outcome
 
 from imposters import Imposter
 from imposters.prefill_edits import of

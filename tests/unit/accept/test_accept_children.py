@@ -12,16 +12,16 @@ from typing import Any
 import psutil
 import pytest
 from matrix_nights import FakeTrials
-from mmrepro.accept import running
-from mmrepro.accept.judging import Child, Ended, Judged, Needs, Part, Step, broken_off
-from mmrepro.accept.running import StepRun
+from mmrepro.base.machine.files import Device
 from mmrepro.campaign import provisions
+from mmrepro.campaign.accept import running
+from mmrepro.campaign.accept.judging import Child, Ended, Judged, Needs, Part, Step, broken_off
+from mmrepro.campaign.accept.running import StepRun
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, spawn_program
 from mmrepro.campaign.work import Began, Here
-from mmrepro.incident.acceptance import StepRecord
-from mmrepro.machine.files import Device
-from mmrepro.signature import Outcome
+from mmrepro.failure.documents.acceptance import StepRecord
+from mmrepro.failure.signature import Outcome
 
 VLLM, MINIVLLM = Needs("vllm", "0.23.0"), Needs("minivllm", "0.1")
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import verdicts
-from mmrepro.accept import parts
-from mmrepro.accept.judging import (
+from mmrepro.base.errors import UsageError
+from mmrepro.campaign.accept import parts
+from mmrepro.campaign.accept.judging import (
     Ended,
     Judged,
     claims_judge,
@@ -19,9 +20,8 @@ from mmrepro.accept.judging import (
     machine_judge,
     run_judge,
 )
-from mmrepro.accept.parts import BORROWED_FAULTS, NOTE_FAULTS, PARTS, chosen
-from mmrepro.errors import UsageError
-from mmrepro.incident.acceptance import Status
+from mmrepro.campaign.accept.parts import BORROWED_FAULTS, NOTE_FAULTS, PARTS, chosen
+from mmrepro.failure.documents.acceptance import Status
 from mmrepro.reports import load
 from mmrepro.scenario.registry import load_scenario
 

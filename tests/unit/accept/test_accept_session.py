@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 from matrix_nights import HOST, FakeProvisions, FakeTrials
-from mmrepro.accept import running
-from mmrepro.accept.judging import Child, Ended, Judged, Needs, Part, Step
-from mmrepro.accept.running import Sample, StepRun, beside
-from mmrepro.accept.session import STARTS_FILE, Accepting, exit_code
+from mmrepro.base.errors import ExitCode, UsageError
+from mmrepro.base.records import Moment
+from mmrepro.campaign.accept import running
+from mmrepro.campaign.accept.judging import Child, Ended, Judged, Needs, Part, Step
+from mmrepro.campaign.accept.running import Sample, StepRun, beside
+from mmrepro.campaign.accept.session import STARTS_FILE, Accepting, exit_code
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import CampaignEvent, RunEnded
 from mmrepro.campaign.work import Here, LocalPlaces
-from mmrepro.errors import ExitCode, UsageError
-from mmrepro.incident.acceptance import Acceptance, PartRecord, Row, Status
-from mmrepro.records import Moment
-from mmrepro.signature import Outcome
+from mmrepro.failure.documents.acceptance import Acceptance, PartRecord, Row, Status
+from mmrepro.failure.signature import Outcome
 
 BAD = Outcome.REPRODUCED
 

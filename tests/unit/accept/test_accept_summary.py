@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from campaign_samples import acceptance
-from mmrepro.accept.parts import PARTS
-from mmrepro.accept.running import Sample, StepRun, sampled, used
+from mmrepro.base.errors import GpuUnavailable
+from mmrepro.base.machine.gpu import Choice, choose, read_gpus
+from mmrepro.campaign.accept.parts import PARTS
+from mmrepro.campaign.accept.running import Sample, StepRun, sampled, used
 from mmrepro.cli.app import app
-from mmrepro.errors import GpuUnavailable
-from mmrepro.incident.acceptance import Acceptance, PartRecord, Peak
-from mmrepro.machine.gpu import Choice, choose, read_gpus
+from mmrepro.failure.documents.acceptance import Acceptance, PartRecord, Peak
 from mmrepro.reports.acceptance import KIND
 from mmrepro.reports.documents import keep
 from nvml_replayed import Replayed
@@ -78,7 +78,7 @@ def test_one_summary_of_a_folder_whatever_parts_were_asked_for(
     for name in ("race", "check"):
         only = replace(next(p for p in PARTS if p.name == "device-assert"), name=name)
         parts = tuple(only if part.name == name else part for part in PARTS)
-        monkeypatch.setattr("mmrepro.accept.parts.PARTS", parts)
+        monkeypatch.setattr("mmrepro.campaign.accept.parts.PARTS", parts)
         assert name in told("--only", name)
     monkeypatch.undo()
     assert told("--only", "device-assert") == ["check", "race", "device-assert"]
@@ -90,7 +90,7 @@ def test_on_a_gpu_the_one_that_is_taken_is_told(
     """What NVML said on an H100, replayed; there is no environment, so that nothing is started."""
     recorded = json.loads((Path(__file__).parents[1] / "nvml_h100.json").read_text())
     taken = choose(read_gpus(Replayed(recorded["snapshots"]["before"])), {})
-    monkeypatch.setattr("mmrepro.machine.gpu.take", lambda: taken)
+    monkeypatch.setattr("mmrepro.base.machine.gpu.take", lambda: taken)
     nothing = None, "no environment is here", False
     monkeypatch.setattr(StepRun, "_python", lambda *_: nothing)
     words = ["accept", "--device", "cuda", "--only", "race", "--out", str(tmp_path / "it")]
@@ -110,7 +110,7 @@ def test_a_gpu_that_others_use_is_not_taken(
     def busy() -> Choice:
         raise GpuUnavailable("The GPU is in use by others.", hint="MMREPRO_GPU=0 takes it anyway")
 
-    monkeypatch.setattr("mmrepro.machine.gpu.take", busy)
+    monkeypatch.setattr("mmrepro.base.machine.gpu.take", busy)
     done = CliRunner().invoke(app, ["accept", "--device", "cuda", "--out", str(tmp_path / "it")])
     assert isinstance(done.exception, GpuUnavailable)
     assert done.exception.exit_code == 4

@@ -15,31 +15,31 @@ from fake_player import NO_START, FakedReplaying, FakePlayer
 from fake_plays import SERVER, Answers, fake_case, fake_op
 from fuzz_sessions import FakedFuzzing, server, write_replay
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
-from mmrepro.ablate.options import AblateCommand
-from mmrepro.ablate.session import Ablating
-from mmrepro.accept.judging import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
-from mmrepro.accept.running import StepRun, beside
-from mmrepro.accept.session import Accepting
-from mmrepro.bisect.plan import field_of
-from mmrepro.bisect.session import Bisecting
+from mmrepro.base.errors import EngineStartError
+from mmrepro.base.machine.journal import JournalKind
+from mmrepro.base.records import Record
+from mmrepro.campaign.ablate.options import AblateCommand
+from mmrepro.campaign.ablate.session import Ablating
+from mmrepro.campaign.accept.judging import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
+from mmrepro.campaign.accept.running import StepRun, beside
+from mmrepro.campaign.accept.session import Accepting
+from mmrepro.campaign.bisect.plan import field_of
+from mmrepro.campaign.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Policy
+from mmrepro.campaign.matrix.session import Nightly, begin
 from mmrepro.campaign.work import Began, Here, LocalPlaces, Places
-from mmrepro.case.files import write_case
-from mmrepro.case.model import Case
-from mmrepro.errors import EngineStartError
-from mmrepro.evidence import Evidence
-from mmrepro.fuzz.knowledge import EPISODES
-from mmrepro.fuzz.options import FuzzCommand
+from mmrepro.failure.documents.acceptance import Row, Status
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
+from mmrepro.failure.documents.searches import ABLATION_FILE, BISECTION_FILE, Ablation, Bisection
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident.acceptance import Row, Status
-from mmrepro.incident.ledger import Attempt, Cell, Lost
-from mmrepro.incident.searches import ABLATION_FILE, BISECTION_FILE, Ablation, Bisection
-from mmrepro.machine.journal import JournalKind
-from mmrepro.matrix.session import Nightly, begin
-from mmrepro.records import Record
-from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.store import STUCK, VERDICTS
-from mmrepro.signature import Outcome
+from mmrepro.search.fuzz.knowledge import EPISODES
+from mmrepro.search.fuzz.options import FuzzCommand
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.search.replay.store import STUCK, VERDICTS
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.evidence import Evidence
 from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
 from worlds import World, WorldTrials, as_in_0_23, environment

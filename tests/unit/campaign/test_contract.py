@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from kinds import KINDS, Opened
+from mmrepro.base.errors import MmreproError, NoSpace
+from mmrepro.base.machine.journal import LineFile
+from mmrepro.base.records import Record
 from mmrepro.campaign.campaign import Campaign
-from mmrepro.errors import MmreproError, NoSpace
-from mmrepro.machine.journal import LineFile
-from mmrepro.records import Record
 
 MADE = "made.txt"
 """Beside a campaign's folder: a line for each run that a place began to make."""

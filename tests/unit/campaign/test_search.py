@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from mmrepro.base.errors import PlaceLost
+from mmrepro.base.records import Record
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.events import CampaignEvent, Note, RunBegan
 from mmrepro.campaign.search import Search, Spent
 from mmrepro.campaign.work import Began, Order, Working
-from mmrepro.errors import PlaceLost
-from mmrepro.records import Record
 
 
 class Squared(Record):

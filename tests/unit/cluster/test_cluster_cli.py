@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from mmrepro.base.errors import UsageError
+from mmrepro.campaign.cluster import machines
+from mmrepro.campaign.cluster.remote import Engines
+from mmrepro.campaign.cluster.where import placed
+from mmrepro.campaign.matrix.options import Cluster, load
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.cluster import machines
-from mmrepro.cluster.remote import Engines
-from mmrepro.cluster.where import placed
-from mmrepro.errors import UsageError
-from mmrepro.matrix.options import Cluster, load
 from typer.testing import CliRunner
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from mmrepro.cluster.remote import normalised, started_with, variables
+from mmrepro.campaign.cluster.remote import normalised, started_with, variables
 
 SHELL = {"HOME": "/h", "PATH": "/bin", "HF_TOKEN": "hf"}
 WORKER = {**SHELL, "RAY_JOB_ID": "1", "RAY_RAYLET_PID": "2", "SPT_NOENV": "1"}
@@ -75,7 +75,7 @@ def test_a_list_of_gpus_has_one_order(mask: str, told: str) -> None:
 def test_the_first_variables_of_a_process_are_read() -> None:
     child = subprocess.run(
         [sys.executable, "-c", "import os; os.environ['LATER'] = '1'\n"
-         "from mmrepro.cluster.remote import started_with as s\n"
+         "from mmrepro.campaign.cluster.remote import started_with as s\n"
          "print(s()['FIRST'], 'LATER' in s())"],
         env={**os.environ, "FIRST": "a=b"}, capture_output=True, text=True,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def test_the_first_variables_of_a_process_are_read() -> None:
 
 CHILD = """
 import ctypes, signal, subprocess, sys
-from mmrepro.cluster.remote import plain_signals
+from mmrepro.campaign.cluster.remote import plain_signals
 libc = ctypes.CDLL(None)
 libc.signal.restype = ctypes.c_void_p
 libc.signal(signal.SIGCHLD, ctypes.c_void_p(1))  # as Ray does: Python does not hear of it

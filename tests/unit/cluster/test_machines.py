@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import ray.exceptions
 from matrix_nights import FakeTrials, planned
+from mmrepro.base.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
+from mmrepro.campaign.cluster import machines as module, remote
+from mmrepro.campaign.cluster.machines import Machines, connected, label, lost_because
+from mmrepro.campaign.cluster.remote import Engines, Greeting, Parcel, Said, Sent, packed
+from mmrepro.campaign.matrix.options import Cluster
 from mmrepro.campaign.schedule import Next, groups_of
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import Began, CellsUntilWhole, began_of
-from mmrepro.cluster import machines as module, remote
-from mmrepro.cluster.machines import Machines, connected, label, lost_because
-from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent, packed
-from mmrepro.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
-from mmrepro.incident.ledger import Attempt
-from mmrepro.matrix.options import Cluster
-from mmrepro.signature import Outcome
+from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.failure.signature import Outcome
 
 ADDRESS = "192.0.2.7"
 CELLS = [planned("borrowed-faults", "0.1")]
@@ -321,7 +321,7 @@ def test_the_words_are_for_exceptions_that_ray_has() -> None:
     assert (
         lost_because(
             ray.exceptions.RayTaskError(
-                "f", "tb", ModuleNotFoundError("no", name="mmrepro.cluster")
+                "f", "tb", ModuleNotFoundError("no", name="mmrepro.campaign.cluster")
             ),
             "one",
         )

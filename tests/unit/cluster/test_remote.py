@@ -18,11 +18,9 @@ from fake_player import FakePlayer
 from fake_plays import SERVER, fake_case, fake_op
 from filelock import FileLock
 from matrix_nights import FakeProvisions, FakeTrials, planned
-from mmrepro.campaign.schedule import groups_of
-from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Began, CellsUntilWhole, Here
-from mmrepro.cluster import remote
-from mmrepro.cluster.remote import (
+from mmrepro.base.machine.files import CACHE_VARIABLE
+from mmrepro.campaign.cluster import remote
+from mmrepro.campaign.cluster.remote import (
     Engines,
     Greeting,
     Parcel,
@@ -32,11 +30,13 @@ from mmrepro.cluster.remote import (
     unpacked,
     with_incident,
 )
-from mmrepro.incident.ledger import Attempt, Cell, Lost
-from mmrepro.machine.files import CACHE_VARIABLE
-from mmrepro.play.players import Players, Servers
-from mmrepro.replay.attempts import CaseResult, CaseRun
-from mmrepro.signature import Outcome
+from mmrepro.campaign.schedule import groups_of
+from mmrepro.campaign.trial import TrialOptions, Trials
+from mmrepro.campaign.work import Began, CellsUntilWhole, Here
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
+from mmrepro.failure.signature import Outcome
+from mmrepro.run.play.players import Players, Servers
+from mmrepro.search.replay.attempts import CaseResult, CaseRun
 
 CELLS = [planned(name, "0.1") for name in ("a", "b")]
 ORDER = CellsUntilWhole("n1", groups_of(CELLS)[0], {}, {}, {}, repeat=1, confirm=1)
@@ -180,7 +180,7 @@ def test_a_greeting_tells_code_apart(tmp_path: Path) -> None:
     assert first.code["no-such"] == ""
     own.write_text(own.read_text() + "\n")
     child = subprocess.run(
-        [sys.executable, "-c", "import sys; from mmrepro.cluster.remote import greet; "
+        [sys.executable, "-c", "import sys; from mmrepro.campaign.cluster.remote import greet; "
          "print(greet(sys.argv[1:]))", "borrowed-faults", str(own)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from mmrepro.cluster.remote import NotCarried, packed, unpacked
+from mmrepro.campaign.cluster.remote import NotCarried, packed, unpacked
 
 
 @pytest.fixture

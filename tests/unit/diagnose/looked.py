@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.diagnose import collect, discover
-from mmrepro.diagnose.collect import Collector
-from mmrepro.diagnose.discover import Target
-from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.engines import ENGINES
-from mmrepro.evidence.recorder import Recorder
+from mmrepro.live.diagnose import collect, discover
+from mmrepro.live.diagnose.collect import Collector
+from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.probes.data import AnyProbeData
+from mmrepro.traffic.evidence.recorder import Recorder
 from seen import probed, target
 
 NOW = 1000.0

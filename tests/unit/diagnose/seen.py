@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from made_up import at, http, metrics, probed, request
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
+from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
 from mmrepro.probes.data import (
     AnyProbeData,
     Frame,
@@ -21,6 +20,7 @@ from mmrepro.probes.data import (
     ThreadStack,
     ThreadUse,
 )
+from mmrepro.traffic.evidence import Evidence
 
 FRONT, CORE = 1533, 1764
 TID = 2040

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from mmrepro import reports
 from mmrepro.cli.app import app
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.session import diagnose
-from mmrepro.incident.diagnosis import Certainty, Fit, LiveClass
+from mmrepro.failure.documents.diagnosis import Certainty, Fit, LiveClass
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.session import diagnose
 from mmrepro.reports.diagnosis import compose_diagnosis
 from mmrepro.reports.terminal import print_page
 from rich.console import Console

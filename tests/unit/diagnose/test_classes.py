@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from made_up import at, http
-from mmrepro.diagnose.classes import LOG_GROWTH, classes
-from mmrepro.diagnose.classes_logged import CLASS_FACTS
-from mmrepro.diagnose.readings import View
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import CLASS_WORDS, Certainty, LiveClass
+from mmrepro.failure.documents.diagnosis import CLASS_WORDS, Certainty, LiveClass
+from mmrepro.failure.signature.live_server import LATENESS
+from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
+from mmrepro.live.diagnose.classes_logged import CLASS_FACTS
+from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -22,7 +22,7 @@ from mmrepro.probes.data import (
     MetricSample,
     MetricsData,
 )
-from mmrepro.signature.live_server import LATENESS
+from mmrepro.traffic.evidence import Evidence
 from seen import (
     FRONT,
     GREEN,

@@ -6,15 +6,15 @@ import io
 from typing import Any
 
 import pytest
-from mmrepro.diagnose import classes_logged
-from mmrepro.diagnose.classes import classes
-from mmrepro.diagnose.classes_logged import LOG_PATTERNS
 from mmrepro.engines import ENGINES
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import Certainty, LiveClass, NamedClass
+from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass
+from mmrepro.failure.signature.live_server import CORE_ALIVE
+from mmrepro.live.diagnose import classes_logged
+from mmrepro.live.diagnose.classes import classes
+from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS
 from mmrepro.probes.data import LogsData
 from mmrepro.probes.logs import scan
-from mmrepro.signature.live_server import CORE_ALIVE
+from mmrepro.traffic.evidence import Evidence
 from seen import answer, evidence, failed, target
 
 F, C = LiveClass, Certainty

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from looked import NOW, Told, collector, told
 from made_up import http
-from mmrepro.diagnose import collect
-from mmrepro.diagnose.collect import Collector
-from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose import collect
+from mmrepro.live.diagnose.collect import Collector
+from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.probes.data import EndpointAnswer, HttpData
 from mmrepro.probes.http import Fetched
 from seen import FRONT, GREEN, URL

@@ -13,15 +13,15 @@ import pytest
 from looked import NOW, Told, collector, told
 from made_up import at, logs
 from mmrepro.base.processes import Stat
-from mmrepro.diagnose import collect, discover
-from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
-from mmrepro.diagnose.collect import Collector
-from mmrepro.diagnose.discover import Target
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.session import refused_stacks
 from mmrepro.engines import ENGINES
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import TargetProcess
+from mmrepro.failure.documents.diagnosis import TargetProcess
+from mmrepro.failure.signature import live_server as live
+from mmrepro.live.diagnose import collect, discover
+from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
+from mmrepro.live.diagnose.collect import Collector
+from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.session import refused_stacks
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -30,7 +30,7 @@ from mmrepro.probes.data import (
     StackSample,
     StacksData,
 )
-from mmrepro.signature import live_server as live
+from mmrepro.traffic.evidence import Evidence
 from seen import CORE, FRONT, GREEN, answer, probed, sampled, target, thread
 
 assert told  # a fixture

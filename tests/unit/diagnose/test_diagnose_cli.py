@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmrepro.diagnose.options import read_deadline, read_headers
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.live.diagnose.options import read_deadline, read_headers
 
 
 def test_a_dead_server_in_one_json_document(tmp_path: Path) -> None:

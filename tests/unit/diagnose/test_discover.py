@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.base import processes
-from mmrepro.diagnose import discover, session
-from mmrepro.diagnose.discover import Target
+from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, Signs
-from mmrepro.errors import UsageError
-from mmrepro.incident.diagnosis import TargetFacts
+from mmrepro.failure.documents.diagnosis import TargetFacts
+from mmrepro.live.diagnose import discover, session
+from mmrepro.live.diagnose.discover import Target
 from mmrepro.scenario import LiveFacts
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid

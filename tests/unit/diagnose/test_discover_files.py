@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.diagnose import discover
-from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES, Signs
+from mmrepro.live.diagnose import discover
+from mmrepro.live.diagnose.discover import Target
 from seen import target
 from test_discover_tables import its_os
 

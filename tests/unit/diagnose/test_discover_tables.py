@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from mmrepro.base import processes
 from mmrepro.base.processes import Socket, Stat
-from mmrepro.diagnose import discover
-from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES
+from mmrepro.live.diagnose import discover
+from mmrepro.live.diagnose.discover import Target
 from seen import target
 
 VLLM = "python -m vllm.entrypoints.openai.api_server"

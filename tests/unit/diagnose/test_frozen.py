@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from made_up import http
-from mmrepro.diagnose import frozen
-from mmrepro.diagnose.readings import View
-from mmrepro.incident.diagnosis import Assessment, ServerState
+from mmrepro.failure.documents.diagnosis import Assessment, ServerState
+from mmrepro.live.diagnose import frozen
+from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.data import AnyProbeData, ThreadStack
 from seen import (
     CORE,

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from made_up import http, metrics
-from mmrepro.diagnose.general import assess, at_once, suspicious
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import COULD_NOT_TELL, ServerState, TargetFacts
+from mmrepro.failure.documents.diagnosis import COULD_NOT_TELL, ServerState, TargetFacts
+from mmrepro.failure.signature.live_server import CORE_ALIVE
+from mmrepro.live.diagnose.general import assess, at_once, suspicious
 from mmrepro.probes.data import AnyProbeData
-from mmrepro.signature.live_server import CORE_ALIVE
+from mmrepro.traffic.evidence import Evidence
 from seen import (
     CORE,
     FRONT,

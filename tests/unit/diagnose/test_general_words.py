@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from made_up import http, metrics
-from mmrepro.diagnose.general import assess, at_once, core_died, last_words, suspicious
-from mmrepro.diagnose.readings import View
-from mmrepro.incident.diagnosis import Assessment, ServerState, TargetProcess
+from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetProcess
+from mmrepro.live.diagnose.general import assess, at_once, core_died, last_words, suspicious
+from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import AnyProbeData, LogLine
 from seen import (

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from fake_server import Reply, answering, completion, endless, http as said, serving
 from made_up import http
-from mmrepro.diagnose import frozen, general, session
-from mmrepro.diagnose.collect import Collector
-from mmrepro.diagnose.frozen import Stance
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.readings import View
-from mmrepro.diagnose.session import Diagnosed, diagnose
-from mmrepro.errors import RunTimeout
-from mmrepro.incident.diagnosis import Assessment, ServerState
+from mmrepro.base.errors import RunTimeout
+from mmrepro.failure.documents.diagnosis import Assessment, ServerState
+from mmrepro.failure.signature.live_server import LATENESS
+from mmrepro.live.diagnose import frozen, general, session
+from mmrepro.live.diagnose.collect import Collector
+from mmrepro.live.diagnose.frozen import Stance
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.session import Diagnosed, diagnose
 from mmrepro.probes.data import AnyProbeData, EndpointAnswer, HttpData, ThreadStack
 from mmrepro.probes.http import fetch, field_of, first_model
-from mmrepro.signature.live_server import LATENESS
 from seen import (
     CORE,
     FRONT,

@@ -7,19 +7,26 @@ from typing import Any
 
 import pytest
 from made_up import at
-from mmrepro.diagnose import session
-from mmrepro.diagnose.discover import Target
-from mmrepro.diagnose.incident import build
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.session import diagnose
-from mmrepro.evidence import Evidence
-from mmrepro.incident import Incident
-from mmrepro.incident.diagnosis import Assessment, Diagnosis, Effect, Fit, Match, ServerState
-from mmrepro.incident.folder import INCIDENT_FILE
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.diagnosis import (
+    Assessment,
+    Diagnosis,
+    Effect,
+    Fit,
+    Match,
+    ServerState,
+)
+from mmrepro.failure.documents.folder import INCIDENT_FILE
+from mmrepro.live.diagnose import session
+from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.incident import build
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.session import diagnose
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import GpuData, GpuDevice, GpuProcess
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.traffic.evidence import Evidence
 from seen import CORE, URL, evidence, frames, log, target, use
 from test_match import hung
 

@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 import pytest
-from mmrepro.diagnose import session
-from mmrepro.diagnose.discover import Target
-from mmrepro.evidence import Evidence
-from mmrepro.signature.live_server import CORE_ALIVE
+from mmrepro.failure.signature.live_server import CORE_ALIVE
+from mmrepro.live.diagnose import session
+from mmrepro.live.diagnose.discover import Target
+from mmrepro.traffic.evidence import Evidence
 from seen import CORE, FRONT, target
 
 

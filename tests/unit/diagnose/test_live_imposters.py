@@ -14,17 +14,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from mmrepro.diagnose.match import all_scenarios, match_all, union
 from mmrepro.engines import ENGINES
-from mmrepro.evidence import Evidence
-from mmrepro.incident import Incident
-from mmrepro.incident.diagnosis import Fit, Match
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.diagnosis import Fit, Match
+from mmrepro.failure.signature import live_server
+from mmrepro.live.diagnose.match import all_scenarios, match_all, union
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
 from mmrepro.probes.log_lines import Life
 from mmrepro.probes.logs import Scanner, scan
 from mmrepro.reports import load
 from mmrepro.scenario import LiveFacts
-from mmrepro.signature import live_server
+from mmrepro.traffic.evidence import Evidence
 from seen import answer, failed, probed
 
 CORPUS = Path(__file__).parents[2] / "evidence"

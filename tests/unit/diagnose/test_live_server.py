@@ -6,10 +6,10 @@ import re
 
 import pytest
 from made_up import logs, probed
-from mmrepro.evidence import Evidence, Missing
+from mmrepro.failure.signature import Truth, live_server
+from mmrepro.failure.signature.views import Logs
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
-from mmrepro.signature import Truth, live_server
-from mmrepro.signature.views import Logs
+from mmrepro.traffic.evidence import Evidence, Missing
 from seen import SILENCE, answer, failed
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from mmrepro import reports
-from mmrepro.diagnose import collect, discover
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.session import diagnose
-from mmrepro.incident.diagnosis import Fit, ServerState
+from mmrepro.failure.documents.diagnosis import Fit, ServerState
+from mmrepro.live.diagnose import collect, discover
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.session import diagnose
 from mmrepro.reports import documents
 from mmrepro.reports.incident import KIND
 
@@ -117,8 +117,8 @@ def test_a_remote_server_is_judged_by_what_http_shows(
 ) -> None:
     monkeypatch.setattr(collect, "APART_S", 0.1)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mmrepro.diagnose.discover.is_ours", lambda address: False)
-    monkeypatch.setattr("mmrepro.diagnose.discover.namespace_with", lambda address: None)
+    monkeypatch.setattr("mmrepro.live.diagnose.discover.is_ours", lambda address: False)
+    monkeypatch.setattr("mmrepro.live.diagnose.discover.namespace_with", lambda address: None)
     told = diagnose(DiagnoseCommand(url=fake)).diagnosis
     assert (told.target.place, told.state) == ("remote", ServerState.HEALTHY)
     assert any("only what HTTP shows" in text for text in told.unseen)
@@ -169,7 +169,7 @@ def test_one_that_the_oom_killer_ended_did_not_die_of_an_old_crash(
     nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mmrepro.diagnose.session.last_oom_kill", lambda: "Killed process 19 (VLLM)"
+        "mmrepro.live.diagnose.session.last_oom_kill", lambda: "Killed process 19 (VLLM)"
     )
     log = tmp_path / "server.log"
     log.write_text(LOG + AGAIN)

@@ -8,17 +8,25 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
-from mmrepro.diagnose import match as matching
-from mmrepro.diagnose.match import all_scenarios, as_seen_by, judge, match, match_all, ranked, union
-from mmrepro.diagnose.options import DiagnoseCommand
-from mmrepro.diagnose.session import diagnose
-from mmrepro.errors import UnknownScenario
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import Fit, Match
+from mmrepro.base.errors import UnknownScenario
+from mmrepro.failure.documents.diagnosis import Fit, Match
+from mmrepro.failure.signature import ConditionResult, Finding, Truth, views
+from mmrepro.live.diagnose import match as matching
+from mmrepro.live.diagnose.match import (
+    all_scenarios,
+    as_seen_by,
+    judge,
+    match,
+    match_all,
+    ranked,
+    union,
+)
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.session import diagnose
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario import LiveFacts
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import ConditionResult, Finding, Truth, views
+from mmrepro.traffic.evidence import Evidence
 
 GHOST_KEY = load_scenario("ghost-key-eviction")
 DESYNC = load_scenario("mm-cache-desync")
@@ -414,7 +422,7 @@ def test_a_file_that_is_none_is_said_before_the_server_is_touched(tmp_path: Path
 
 
 def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmrepro.errors import BrokenScenario
+    from mmrepro.base.errors import BrokenScenario
     from mmrepro.scenario import registry
 
     names = ["ghost-key-eviction", "broken", "mm-cache-desync", "undersized-kv-budget"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from made_up import http, metrics
-from mmrepro.diagnose.readings import View
+from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.data import AnyProbeData, ProcessesData
 from seen import (
     CORE,

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 from made_up import GHOST, at, drop, logs, metrics
-from mmrepro.diagnose import session
-from mmrepro.diagnose.collect import Collector
-from mmrepro.diagnose.discover import Target
-from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.base.errors import NoSpace, UnwritableOutput
 from mmrepro.engines import ENGINES
-from mmrepro.errors import NoSpace, UnwritableOutput
-from mmrepro.evidence import Evidence
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.incident.diagnosis import Effect, ServerState
+from mmrepro.failure.documents.diagnosis import Effect, ServerState
+from mmrepro.live.diagnose import session
+from mmrepro.live.diagnose.collect import Collector
+from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.probes.base import ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.data import AnyProbeData, LogLine, LogsData
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.stacks import HOW_TO_ALLOW
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.evidence.recorder import Recorder
 from seen import GREEN, SILENCE, evidence, idle, log, target
 from test_match import hung
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mmrepro.base import processes
 from mmrepro.base.processes import Stat
-from mmrepro.diagnose import discover
+from mmrepro.live.diagnose import discover
 from test_discover import TABLE, TABLE6
 
 Links = Mapping[str, str | Exception]

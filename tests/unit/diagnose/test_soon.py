@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from mmrepro.diagnose.match import known_hang
-from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import Fit, TargetFacts, TargetProcess
+from mmrepro.failure.documents.diagnosis import Fit, TargetFacts, TargetProcess
+from mmrepro.failure.signature.checks import probe_unanswered
+from mmrepro.failure.signature.decide import Truth
+from mmrepro.live.diagnose.match import known_hang
 from mmrepro.probes.data import (
     HttpData,
     InferenceData,
@@ -17,8 +18,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.signature.checks import probe_unanswered
-from mmrepro.signature.decide import Truth
+from mmrepro.traffic.evidence import Evidence
 from seen import frames, target
 from test_live_imposters import SCENARIOS, Seen, live
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
-from mmrepro.diagnose.threads import Course, courses, holder
+from mmrepro.live.diagnose.threads import Course, courses, holder
 from mmrepro.probes.data import Frame
 from seen import CORE, IDLE, frames, sampled, thread
 

@@ -3,10 +3,10 @@
 import os
 import sys
 
-from mmrepro.environments import uv
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import vllm_spec
-from mmrepro.errors import MmreproError
+from mmrepro.base.errors import MmreproError
+from mmrepro.engines.environments import uv
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import vllm_spec
 
 uv.uv_binary = lambda: os.environ["FAKE_UV"]
 try:

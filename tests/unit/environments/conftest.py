@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import resolving, uv
-from mmrepro.environments.wheelhouse import own
+from mmrepro.engines.environments import resolving, uv
+from mmrepro.engines.environments.wheelhouse import own
 from toy_index import write
 
 HERE = Path(__file__).parent

@@ -7,14 +7,14 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from mmrepro import check as checked
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine import nvml as nvml_module
+from mmrepro.base.machine.gpu import read_gpus
+from mmrepro.base.machine.host import child_environment
 from mmrepro.cli.check import check
 from mmrepro.cli.env import app as env_app
-from mmrepro.environments import loading
-from mmrepro.errors import UsageError
-from mmrepro.machine import nvml as nvml_module
-from mmrepro.machine.gpu import read_gpus
-from mmrepro.machine.host import child_environment
+from mmrepro.engines.environments import loading
+from mmrepro.tools import check as checked
 from nvml_replayed import Replayed, gpu, machine, mig, process
 from typer import Typer
 from typer.testing import CliRunner

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from folder_index import served
+from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease, UsageError
 from mmrepro.engines import spec_for
-from mmrepro.environments import index as indexing
-from mmrepro.environments.build import ensure, existing
-from mmrepro.environments.index import INDEX_VARIABLE, commit_spec
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.errors import EnvironmentBuildError, UnknownRelease, UsageError
+from mmrepro.engines.environments import index as indexing
+from mmrepro.engines.environments.build import ensure, existing
+from mmrepro.engines.environments.index import INDEX_VARIABLE, commit_spec
+from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.scenario.registry import load_scenario
 from toy_index import write
 

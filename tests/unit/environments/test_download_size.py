@@ -6,13 +6,13 @@ import io
 from pathlib import Path
 
 import pytest
+from mmrepro.base.records import Moment
 from mmrepro.cli.building import EVERY_S, Sparse, building
 from mmrepro.cli.progress import Progress
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import vllm_spec
-from mmrepro.environments.uv import Download, Notice, UvFailed, _Phases, plan_of, rate_of
-from mmrepro.evidence.model import BUILD, BUILD_NOTICE, Event
-from mmrepro.records import Moment
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import vllm_spec
+from mmrepro.engines.environments.uv import Download, Notice, UvFailed, _Phases, plan_of, rate_of
+from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE, Event
 from rich.console import Console
 
 PYLOCK = """lock-version = "1.0"

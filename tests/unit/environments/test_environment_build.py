@@ -11,13 +11,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import recipe, store
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import vllm_spec
-from mmrepro.environments.store import prune
-from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
-from mmrepro.machine import files
-from mmrepro.machine.files import environments_root
+from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
+from mmrepro.base.machine import files
+from mmrepro.base.machine.files import environments_root
+from mmrepro.engines.environments import recipe, store
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import vllm_spec
+from mmrepro.engines.environments.store import prune
 
 SPEC = vllm_spec("0.23.0", "cpu")
 

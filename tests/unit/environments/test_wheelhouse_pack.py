@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.environments.wheelhouse import install
-from mmrepro.environments.wheelhouse.make import write_parts
+from mmrepro.engines.environments.wheelhouse import install
+from mmrepro.engines.environments.wheelhouse.make import write_parts
 
 SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 90), max_size=8)
 

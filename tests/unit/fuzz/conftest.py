@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from fuzz_sessions import Clock
-from mmrepro.fuzz import episodes as generated
-from mmrepro.fuzz.options import DIALECTS
+from mmrepro.search.fuzz import episodes as generated
+from mmrepro.search.fuzz.options import DIALECTS
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from fake_player import FakePlayer, Fakes, fake_judge, unnamed
-from mmrepro.case.model import Case, ServerWanted
-from mmrepro.fuzz.options import FuzzCommand, Profile, under
-from mmrepro.fuzz.session import Fuzzing
-from mmrepro.incident.replay import EPISODES_FILE, Fuzz
-from mmrepro.replay.store import STUCK
+from mmrepro.failure.documents.replay import EPISODES_FILE, Fuzz
+from mmrepro.search.fuzz.options import FuzzCommand, Profile, under
+from mmrepro.search.fuzz.session import Fuzzing
+from mmrepro.search.replay.store import STUCK
+from mmrepro.traffic.case.model import Case, ServerWanted
 
 Answers = Callable[[Case], dict[str, str]]
 VLLM = ServerWanted(engine="vllm", release="0.23.0")

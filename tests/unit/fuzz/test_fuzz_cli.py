@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Origin
-from mmrepro.case.files import write_case
-from mmrepro.case.model import Case, Content, ServerWanted
 from mmrepro.cli.app import app
-from mmrepro.errors import UsageError
-from mmrepro.fuzz.options import FuzzCommand, Profile, dialect_of
-from mmrepro.fuzz.server import kept_options, read_source, server_of, settled
+from mmrepro.search.fuzz.options import FuzzCommand, Profile, dialect_of
+from mmrepro.search.fuzz.server import kept_options, read_source, server_of, settled
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import Case, Content, ServerWanted
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -61,8 +61,8 @@ def test_the_server_is_the_scenarios_under_the_profile() -> None:
 
 
 def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
-    from mmrepro.fuzz.knowledge import EPISODES
-    from mmrepro.machine.journal import Head, Journal
+    from mmrepro.base.machine.journal import Head, Journal
+    from mmrepro.search.fuzz.knowledge import EPISODES
 
     first = FuzzCommand(
         engine="vllm",

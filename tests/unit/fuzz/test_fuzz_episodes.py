@@ -8,8 +8,13 @@ from collections import Counter
 import pytest
 from fuzz_sessions import server
 from hypothesis import given, settings, strategies as st
-from mmrepro.case.files import case_digest
-from mmrepro.case.model import (
+from mmrepro.failure.documents.replay import Learnt
+from mmrepro.search.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
+from mmrepro.search.fuzz.limits import BLOCK, CONTEXT, KV, Limits
+from mmrepro.search.fuzz.options import DIALECTS, Profile, dialect_of, under
+from mmrepro.search.fuzz.steering import ODDS, Switch, needed_by, offered
+from mmrepro.traffic.case.files import case_digest
+from mmrepro.traffic.case.model import (
     COMPLETIONS,
     Barrier,
     Case,
@@ -19,11 +24,6 @@ from mmrepro.case.model import (
     Relayout,
     Tiles,
 )
-from mmrepro.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
-from mmrepro.fuzz.limits import BLOCK, CONTEXT, KV, Limits
-from mmrepro.fuzz.options import DIALECTS, Profile, dialect_of, under
-from mmrepro.fuzz.steering import ODDS, Switch, needed_by, offered
-from mmrepro.incident.replay import Learnt
 
 LIMITS = Limits(
     learnt=[

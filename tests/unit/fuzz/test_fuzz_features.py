@@ -8,8 +8,8 @@ import pytest
 from fake_player import played
 from fake_plays import fake_case, fake_op
 from hypothesis import given, strategies as st
-from mmrepro.case.sending import Reading
-from mmrepro.fuzz.steering import ENOUGH, features, kinds, worth
+from mmrepro.search.fuzz.steering import ENOUGH, features, kinds, worth
+from mmrepro.traffic.case.sending import Reading
 
 NOWHERE = Path("/nowhere")
 CASE = fake_case([fake_op("r1"), fake_op("r2", "p"), fake_op("r3")], {"p": 28})

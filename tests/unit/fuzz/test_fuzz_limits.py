@@ -9,10 +9,10 @@ import pytest
 from fake_server import http, serving
 from fuzz_sessions import server
 from hypothesis import given, strategies as st
-from mmrepro.case.sending import Played, PlayState
-from mmrepro.evidence import Evidence, ImageSent, RequestRecord
-from mmrepro.fuzz.episodes import NARROWING
-from mmrepro.fuzz.limits import (
+from mmrepro.base.records import Moment
+from mmrepro.failure.documents.replay import Learnt
+from mmrepro.search.fuzz.episodes import NARROWING
+from mmrepro.search.fuzz.limits import (
     BATCH,
     BLOCK,
     CONTEXT,
@@ -29,8 +29,8 @@ from mmrepro.fuzz.limits import (
     narrowed,
     narrowing_case,
 )
-from mmrepro.incident.replay import Learnt
-from mmrepro.records import Moment
+from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.evidence import Evidence, ImageSent, RequestRecord
 
 
 def record(

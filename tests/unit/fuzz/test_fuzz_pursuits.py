@@ -20,12 +20,12 @@ from fuzz_sessions import (
     third,
     well,
 )
-from mmrepro.case.files import read_case
-from mmrepro.case.model import Case
-from mmrepro.fuzz import knowledge, minimisations
-from mmrepro.fuzz.steering import Switch
-from mmrepro.replay.store import STUCK
 from mmrepro.run.judge import Deadlines
+from mmrepro.search.fuzz import knowledge, minimisations
+from mmrepro.search.fuzz.steering import Switch
+from mmrepro.search.replay.store import STUCK
+from mmrepro.traffic.case.files import read_case
+from mmrepro.traffic.case.model import Case
 
 
 @pytest.mark.parametrize("budget_s", [50.0, 80.0, 120.0])

@@ -23,16 +23,16 @@ from fuzz_sessions import (
     several,
     well,
 )
-from mmrepro.case.files import read_case
-from mmrepro.case.model import Case
-from mmrepro.case.sending import Played
-from mmrepro.errors import InfrastructureError, UsageError
-from mmrepro.fuzz import knowledge
-from mmrepro.fuzz.steering import Switch
-from mmrepro.incident.replay import EPISODES_FILE
-from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.near_ties import Answer
-from mmrepro.replay.store import STUCK, Named
+from mmrepro.base.errors import InfrastructureError, UsageError
+from mmrepro.failure.documents.replay import EPISODES_FILE
+from mmrepro.search.fuzz import knowledge
+from mmrepro.search.fuzz.steering import Switch
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.near_ties import Answer
+from mmrepro.search.replay.store import STUCK, Named
+from mmrepro.traffic.case.files import read_case
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import Played
 
 
 def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path, clock: Clock) -> None:
@@ -196,7 +196,7 @@ def test_answers_are_held_against_a_reference_and_what_differs_is_pursued(
     def answers(record: Any) -> list[Answer]:
         return [Answer(record.text, whole=True)]
 
-    monkeypatch.setattr("mmrepro.oracle.near_ties.answers", answers)
+    monkeypatch.setattr("mmrepro.search.oracle.near_ties.answers", answers)
     quiet = lambda case, played, engine: Judged()  # noqa: E731
     session, _ = fuzzing(
         tmp_path, Answering(well, clock), judge=quiet, server=server("minivllm"), budget_s=1500.0

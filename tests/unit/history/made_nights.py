@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from mmrepro.base.records import HostFacts, Moment
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Night, NightState, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import events
 from mmrepro.history.ledger import History, Ledger, NightRuns
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned
-from mmrepro.records import HostFacts, Moment
 from mmrepro.run.key import run_key
-from mmrepro.signature import Outcome
 
 BEGAN = datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
 HOST = HostFacts(os="Linux", kernel="6", cpu="x86", cores=2, memory_bytes=1 << 34, python="3.11")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from made_nights import cell, moment, night, told
+from mmrepro.failure.documents.ledger import Cell, EventKind, NightState
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Concern, concerns
 from mmrepro.history.ledger import NightRuns
-from mmrepro.incident.ledger import Cell, EventKind, NightState
-from mmrepro.signature import Outcome
 
 OLD, MID, NEW, NEWER = cell("0.9.0"), cell("0.23.0"), cell("0.24.0"), cell("0.100.0")
 E1, E2, E3 = {"environment": "e1"}, {"environment": "e2"}, {"environment": "e3"}

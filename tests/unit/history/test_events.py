@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 from made_nights import cell, night
+from mmrepro.failure.documents.ledger import Cell, Event, EventKind, NightState
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import diff, events
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.states import VERDICTS, State, settle
-from mmrepro.incident.ledger import Cell, Event, EventKind, NightState
-from mmrepro.signature import Outcome
 
 OLD, MID, NEW, NEWER = cell("0.9.0"), cell("0.23.0"), cell("0.24.0"), cell("0.100.0")
 FLIPS = {EventKind.FIXED_IN, EventKind.BUG_RETURNED}

@@ -13,9 +13,17 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings, strategies as st
 from made_nights import attempt, cell, night
-from mmrepro.errors import BadLedger, LedgerBusy, NoSpace
+from mmrepro.base.errors import BadLedger, LedgerBusy, NoSpace
+from mmrepro.failure.documents.ledger import (
+    LEDGER_FILE,
+    Cell,
+    Event,
+    EventKind,
+    Lost,
+    NightState,
+    Planned,
+)
 from mmrepro.history.ledger import AnyRecord, History, Ledger, read
-from mmrepro.incident.ledger import LEDGER_FILE, Cell, Event, EventKind, Lost, NightState, Planned
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

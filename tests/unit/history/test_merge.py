@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from made_nights import cell, night
-from mmrepro.errors import BadLedger
+from mmrepro.base.errors import BadLedger
+from mmrepro.failure.documents.ledger import LEDGER_FILE, Event, EventKind, NightState
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.merge import merge, whole
-from mmrepro.incident.ledger import LEDGER_FILE, Event, EventKind, NightState
 
 OLD, NEW = cell("0.23.0"), cell("0.24.0")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_nights import cell
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
 from mmrepro.history.concerns import Entry, Quarantine, load_quarantine as load
 
 DAY = date(2026, 11, 22)

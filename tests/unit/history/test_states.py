@@ -7,8 +7,8 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 from made_nights import LETTERS, attempt, attempts
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.states import VERDICTS, State, fisher, settle, surprise, wilson
-from mmrepro.signature import Outcome
 
 RUNS = st.text("rndil", max_size=7)
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from mmrepro.base.errors import UsageError
 from mmrepro.base.units import GIB, MIB
-from mmrepro.errors import UsageError
 from mmrepro.kv_budget import (
     LMDEPLOY,
     SGLANG,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro import cli
-from mmrepro.errors import ExitCode
+from mmrepro.base.errors import ExitCode
 from mmrepro.kv_budget.rendering import Point, text_curve
 
 REPORT = ("--free", "6784MiB", "--runtime", "5061MiB", "--block-bytes", "8388608")

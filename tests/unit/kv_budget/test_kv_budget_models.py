@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.kv_budget import block_bytes_of, read_model
-from mmrepro.models import TinyQwen2VL
 
 INTERNVL2_8B = {
     "model_type": "internvl_chat",

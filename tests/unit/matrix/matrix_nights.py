@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmrepro.base.errors import PlaceLost
+from mmrepro.base.records import HostFacts, Moment
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Handler
+from mmrepro.campaign.matrix.session import Nightly, Slicing
 from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.work import CellsUntilWhole, Here, Order, Places, Working
-from mmrepro.errors import PlaceLost
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Night, Planned, Role
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import AnyRecord, Ledger, NightRuns
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, Planned, Role
-from mmrepro.matrix.session import Nightly, Slicing
-from mmrepro.records import HostFacts, Moment
-from mmrepro.signature import Outcome
 
 Came = Outcome | Lost
 World = Callable[[Cell, int], Came]

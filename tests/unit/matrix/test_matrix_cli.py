@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
+from mmrepro.base.errors import MmreproError
 from mmrepro.campaign import campaign
+from mmrepro.campaign.cluster import where as conducting
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.cli.app import app
-from mmrepro.cluster import where as conducting
-from mmrepro.errors import MmreproError
+from mmrepro.failure.documents.ledger import Cell, Lost, NightState
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import read
-from mmrepro.incident.ledger import Cell, Lost, NightState
 from mmrepro.run.options import StartMode
-from mmrepro.signature import Outcome
 from typer.testing import CliRunner
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED

@@ -9,13 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from mmrepro.base.records import WheelFacts
 from mmrepro.campaign import provisions
 from mmrepro.campaign.provisions import Bound, Provisions
 from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.environments.spec import EnvironmentSpec, Manifest
-from mmrepro.incident.ledger import Cell, Planned
-from mmrepro.records import WheelFacts
+from mmrepro.engines.environments.spec import EnvironmentSpec, Manifest
+from mmrepro.failure.documents.ledger import Cell, Planned
 
 GIB = 2**30
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 from matrix_nights import FakePlace, FakePlaces, World, execute, night, planned
+from mmrepro.base.errors import ExitCode, NoPlaceLeft
 from mmrepro.campaign.events import CampaignEvent, Note, RunBegan, RunEnded
+from mmrepro.campaign.matrix.session import STRIKES, Slicing, begin, unfinished
 from mmrepro.campaign.schedule import Schedule
-from mmrepro.errors import ExitCode, NoPlaceLeft
+from mmrepro.failure.documents.ledger import Cell, Lost, NightState, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger, NightRuns, read
-from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
-from mmrepro.matrix.session import STRIKES, Slicing, begin, unfinished
-from mmrepro.signature import Outcome
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 SLICED = Slicing(build_s=lambda group: 0.0, setup_s=0)

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from mmrepro.base.errors import UsageError
+from mmrepro.campaign.matrix import plan as planning, selectors
+from mmrepro.campaign.matrix.options import MatrixRunCommand, Rows, load
+from mmrepro.campaign.matrix.plan import Plan, dry_run, sharded
 from mmrepro.campaign.schedule import Estimates, groups_of
 from mmrepro.engines import spec_for
-from mmrepro.environments.index import Listed
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.errors import UsageError
+from mmrepro.engines.environments.index import Listed
+from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.failure.documents.ledger import Planned
 from mmrepro.history.ledger import History
-from mmrepro.incident.ledger import Planned
-from mmrepro.matrix import plan as planning, selectors
-from mmrepro.matrix.options import MatrixRunCommand, Rows, load
-from mmrepro.matrix.plan import Plan, dry_run, sharded
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from packaging.specifiers import SpecifierSet

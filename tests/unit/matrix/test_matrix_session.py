@@ -20,14 +20,14 @@ from matrix_nights import (
     night,
     planned,
 )
+from mmrepro.base.errors import UsageError
+from mmrepro.campaign.matrix.session import begin, unfinished
 from mmrepro.campaign.schedule import Schedule
 from mmrepro.campaign.work import INCIDENTS, LocalPlaces
-from mmrepro.errors import UsageError
+from mmrepro.failure.documents.ledger import Cell, Lost, NightState, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.states import State, settle
-from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
-from mmrepro.matrix.session import begin, unfinished
-from mmrepro.signature import Outcome
 
 BAD, GOOD, UNSURE = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
 BROKEN = Lost.INFRASTRUCTURE

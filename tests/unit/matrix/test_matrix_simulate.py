@@ -18,15 +18,15 @@ import pytest
 from _fleet import Fleet, Simulated, Times, copies, simulate
 from matrix_nights import FakePlaces, FakeProvisions, FakeTrials, attempt, execute, night, planned
 from matrix_simulate import ASSUMED_BYTES, NEAR, NONE, OWN, Packages
+from mmrepro.base.records import WheelFacts
+from mmrepro.campaign.matrix import plan as planning
+from mmrepro.campaign.matrix.session import Slicing, begin
 from mmrepro.campaign.schedule import ASSUMED_BUILD_S, Group, groups_of
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here, Order, Working
-from mmrepro.environments.spec import Manifest
-from mmrepro.environments.store import Size, Stored
+from mmrepro.engines.environments.spec import Manifest
+from mmrepro.engines.environments.store import Size, Stored
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
-from mmrepro.matrix import plan as planning
-from mmrepro.matrix.session import Slicing, begin
-from mmrepro.records import WheelFacts
-from mmrepro.signature import Outcome
 
 MIB = 2**20
 

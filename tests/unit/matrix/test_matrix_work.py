@@ -13,12 +13,12 @@ from mmrepro.campaign import provisions as module
 from mmrepro.campaign.schedule import groups_of
 from mmrepro.campaign.trial import TrialOptions, cell_of, run_options
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here
-from mmrepro.environments.spec import starts_seen
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned
+from mmrepro.engines.environments.spec import starts_seen
+from mmrepro.engines.supervise.warm import Refused
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.run.options import RunCommand
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Outcome
-from mmrepro.supervise.warm import Refused
 from worlds import environment
 
 BAD = Outcome.REPRODUCED

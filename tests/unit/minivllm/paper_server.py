@@ -11,13 +11,13 @@ from pathlib import Path
 
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.models.qwen import TinyQwen3
+from mmrepro.engines.models.qwen import TinyQwen3
+from mmrepro.engines.supervise import answers, free_port
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.reproducers import reproducer_path
-from mmrepro.supervise import answers, free_port
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import noise
+from mmrepro.traffic.evidence.recorder import Recorder
 
 ENGINE = get_engine("minivllm")
 MODEL = TinyQwen3()

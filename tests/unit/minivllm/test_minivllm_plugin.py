@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.engines.supervise import answers
 from mmrepro.reproducers import reproducer_path
 from mmrepro.reproducers.minivllm.config import FAULTS
-from mmrepro.supervise import answers
 from paper_requests import reference
 from paper_server import MODEL, Server, Start, servers
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 from mmrepro.engines import get_engine
-from mmrepro.evidence import RequestRecord
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.models.base import write_tokenizer
+from mmrepro.engines.models.base import write_tokenizer
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.reproducers.minivllm.chat import BadRequest, Chat, grid_of
 from mmrepro.reproducers.minivllm.config import EngineConfig, VisionConfig
@@ -23,6 +21,8 @@ from mmrepro.reproducers.minivllm.server import Front, Handler, arguments, confi
 from mmrepro.reproducers.minivllm.service import Service
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import noise
+from mmrepro.traffic.evidence import RequestRecord
+from mmrepro.traffic.evidence.recorder import Recorder
 
 ENGINE = get_engine("minivllm")
 VISION = VisionConfig(max_tokens=16)

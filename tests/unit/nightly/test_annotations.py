@@ -10,7 +10,7 @@ from github_runner import as_the_runner_reads_it, unescaped
 from hostile import HOSTILE
 from hypothesis import given, strategies as st
 from made_nights import night as made_night, written
-from mmrepro.incident.ledger import Event, EventKind, NightState, Planned
+from mmrepro.failure.documents.ledger import Event, EventKind, NightState, Planned
 from night_document import one_line
 from night_documents import Script, document
 from night_samples import (

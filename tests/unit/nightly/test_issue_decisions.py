@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from made_nights import cell, night, told, written
+from mmrepro.failure.documents.ledger import Cell, NightState
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine, concerns
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.incident.ledger import Cell, NightState
-from mmrepro.signature import Outcome
 from night_documents import NOBODY, Json, Script, concerns_at
 from night_issues import (
     LABEL,

@@ -9,7 +9,7 @@ import pytest
 from hostile import HOSTILE
 from hypothesis import given, strategies as st
 from markdown_it import MarkdownIt
-from mmrepro.incident.ledger import Cell, Event, EventKind
+from mmrepro.failure.documents.ledger import Cell, Event, EventKind
 from night_document import one_line, quiet, watch
 from night_documents import Json, document
 from night_issues import body, concerns_of, decide, mark_in, mark_of, title, updated

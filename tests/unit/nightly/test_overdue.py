@@ -9,9 +9,9 @@ from pathlib import Path
 import nightly
 import pytest
 from made_nights import BEGAN, cell, night, written
+from mmrepro.failure.documents.ledger import NightState
 from mmrepro.history import events
 from mmrepro.history.ledger import History
-from mmrepro.incident.ledger import NightState
 from night_document import LATE, watch
 from night_documents import Script, document
 

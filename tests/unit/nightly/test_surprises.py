@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hostile import HOSTILE
 from markdown_it import MarkdownIt
+from mmrepro.failure.documents.folder import incident_json
+from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine
-from mmrepro.incident.folder import incident_json
-from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.reports import load
-from mmrepro.signature import Outcome
 from night_documents import NOBODY, Json, Script, document
 from night_samples import HEALTHY, REPRODUCED, cell, excused, night, runs_of
 from nightly import index_of

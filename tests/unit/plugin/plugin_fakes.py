@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
+from mmrepro.failure.signature import Outcome
 from mmrepro.pytest_plugin import items, running
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import Outcome
 
 HERE = Path(__file__).parent
 CONFTEST = f"""

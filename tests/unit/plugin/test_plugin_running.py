@@ -13,9 +13,9 @@ import pytest
 from matrix_nights import FakeProvisions
 from mmrepro.campaign.schedule import groups_of
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.incident.ledger import Cell, Planned
+from mmrepro.failure.documents.ledger import Cell, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.pytest_plugin import running
-from mmrepro.signature import Outcome
 
 CELL = Cell(scenario="ghost-key-eviction", engine="vllm", release="0.23.0", device="cpu")
 PLANNED = Planned(night="n", cell=CELL, expected=Outcome.REPRODUCED)

@@ -11,9 +11,10 @@ import tracemalloc
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
-from mmrepro.diagnose.match import all_scenarios
 from mmrepro.engines import ENGINES
+from mmrepro.failure.signature import live_server
+from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
+from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.probes import logs as logs_module
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import LogPattern
@@ -26,7 +27,6 @@ from mmrepro.probes.log_lines import (
     texts_of,
 )
 from mmrepro.probes.logs import LogsProbe, Scanner, scan
-from mmrepro.signature import live_server
 
 LOG = (
     b"(EngineCore pid=3302) ERROR 11-21 02:44:01 [v1/engine/core.py:1195] AssertionError: Expected "

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from fake_plays import SERVER, Answers, fake_seen
+from mmrepro.base.records import Moment
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Handler
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces
-from mmrepro.case.files import case_digest, write_case
-from mmrepro.case.model import Case
-from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
-from mmrepro.evidence import Evidence, ImageSent, RequestRecord
-from mmrepro.incident import Fidelity
-from mmrepro.incident.replay import FindingClass, Replay, Sighting
-from mmrepro.oracle.judged import Judged
-from mmrepro.play.players import Players
-from mmrepro.records import Moment
-from mmrepro.replay.attempts import CaseResult
-from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.session import Replaying
-from mmrepro.replay.store import STUCK, Observation
+from mmrepro.failure.documents import Fidelity
+from mmrepro.failure.documents.replay import FindingClass, Replay, Sighting
 from mmrepro.run.judge import Deadlines
+from mmrepro.run.play.players import Players
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.replay.attempts import CaseResult
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.search.replay.session import Replaying
+from mmrepro.search.replay.store import STUCK, Observation
+from mmrepro.traffic.case.files import case_digest, write_case
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.evidence import Evidence, ImageSent, RequestRecord
 
 NOW = Moment.now()
 NO_START = "the server"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from mmrepro.case.files import case_digest
-from mmrepro.case.model import Case, Message, Noise, Operation, Part, ServerWanted
-from mmrepro.incident.replay import Expectation, FindingClass, PlayFacts, Sighting
-from mmrepro.replay.shrink import Spent, Verdict
-from mmrepro.replay.store import STUCK, UNSENT, Observation
+from mmrepro.failure.documents.replay import Expectation, FindingClass, PlayFacts, Sighting
+from mmrepro.search.replay.shrink import Spent, Verdict
+from mmrepro.search.replay.store import STUCK, UNSENT, Observation
+from mmrepro.traffic.case.files import case_digest
+from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part, ServerWanted
 
 SERVER = ServerWanted(engine="vllm", release="0.23.0", args=["--cache", "10"])
 BUCKET = "fake hang"

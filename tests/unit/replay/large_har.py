@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from made_up_har import SERVER, chat, entry, noise, shown
-from mmrepro.capture import read
+from mmrepro.traffic.capture import read
 
 SIZE = 2 << 30
 

@@ -7,10 +7,10 @@ import math
 import random
 from collections.abc import Callable, Mapping
 
-from mmrepro.case.model import Case, Operation
-from mmrepro.case.sending import Played, PlayState
-from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
-from mmrepro.records import Moment
+from mmrepro.base.records import Moment
+from mmrepro.traffic.case.model import Case, Operation
+from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.evidence import ChoiceSeen, Evidence, RequestRecord
 
 VOCABULARY = [chr(ord("a") + i) for i in range(26)]
 TOP = 5

@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 from made_up_replay import BEGAN, HOST, SERVER, finding, unconfirmed
-from mmrepro.incident.replay import Episode, Finding, Found, Fuzz, Learnt, SeenOnce
-from mmrepro.records import Fidelity, Moment, Setting
+from mmrepro.base.records import Fidelity, Moment, Setting
+from mmrepro.failure.documents.replay import Episode, Finding, Found, Fuzz, Learnt, SeenOnce
 
 
 def found(number: int = 1, episode: int = 3, one: Finding | None = None, **more: Any) -> Found:

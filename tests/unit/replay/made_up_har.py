@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mmrepro.capture import Captured, read
-from mmrepro.case.model import ServerWanted
+from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.case.model import ServerWanted
 from mmrepro.traffic.drive import noise
 
 BEGIN = datetime(2026, 11, 22, 22, 0, tzinfo=UTC)

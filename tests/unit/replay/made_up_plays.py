@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from mmrepro.case.model import Case, Message, Operation, Part, ServerWanted, Solid
-from mmrepro.case.sending import Played, PlayState, Reading
-from mmrepro.evidence import ChoiceSeen, Evidence, ImageSent, RequestRecord
-from mmrepro.records import Moment
+from mmrepro.base.records import Moment
+from mmrepro.traffic.case.model import Case, Message, Operation, Part, ServerWanted, Solid
+from mmrepro.traffic.case.sending import Played, PlayState, Reading
+from mmrepro.traffic.evidence import ChoiceSeen, Evidence, ImageSent, RequestRecord
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 OVERHEAD = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mmrepro.case.model import Case, Image, Message, Noise, Operation, Origin, Part, ServerWanted
-from mmrepro.incident.replay import (
+from mmrepro.base.records import Fidelity, HostFacts, Moment, Setting
+from mmrepro.failure.documents.replay import (
     Expectation,
     Finding,
     FindingClass,
@@ -17,7 +17,16 @@ from mmrepro.incident.replay import (
     Sighting,
     Step,
 )
-from mmrepro.records import Fidelity, HostFacts, Moment, Setting
+from mmrepro.traffic.case.model import (
+    Case,
+    Image,
+    Message,
+    Noise,
+    Operation,
+    Origin,
+    Part,
+    ServerWanted,
+)
 
 BEGAN = Moment(wall=datetime(2026, 11, 23, 3, 0, tzinfo=UTC), mono=1000.0)
 SERVER = ServerWanted(

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, replaying
 from fake_plays import SERVER, answered_until, fake_case, fake_op
+from mmrepro.base.errors import InfrastructureError
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Began, Here
-from mmrepro.case.files import read_content, write_case
-from mmrepro.case.model import Case, Content
-from mmrepro.case.sending import Played
-from mmrepro.errors import InfrastructureError
-from mmrepro.play.players import Players, PlayOptions, Servers
-from mmrepro.replay.attempts import CaseResult, CaseRun
 from mmrepro.run.judge import Deadlines
+from mmrepro.run.play.players import Players, PlayOptions, Servers
+from mmrepro.search.replay.attempts import CaseResult, CaseRun
+from mmrepro.traffic.case.files import read_content, write_case
+from mmrepro.traffic.case.model import Case, Content
+from mmrepro.traffic.case.sending import Played
 
 PNG = b"the bytes of an image"
 IMAGE = Content(sha256=hashlib.sha256(PNG).hexdigest())

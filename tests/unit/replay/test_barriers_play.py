@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from fake_server import STREAM_HEAD, completion, delta, http, serving
 from hypothesis import HealthCheck, given, settings, strategies as st
-from mmrepro.case.model import Barrier, Message, Operation
-from mmrepro.case.sending import Barriers, Sending, Time, leave_at
-from mmrepro.evidence import RequestRecord
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.play.observing import blocks
+from mmrepro.run.play.observing import blocks
 from mmrepro.traffic import Traffic
+from mmrepro.traffic.case.model import Barrier, Message, Operation
+from mmrepro.traffic.case.sending import Barriers, Sending, Time, leave_at
+from mmrepro.traffic.evidence import RequestRecord
+from mmrepro.traffic.evidence.recorder import Recorder
 
 EVENTS = ("sent", "first-token", "tokens>=1", "tokens>=3", "end")
 PIECES = 4

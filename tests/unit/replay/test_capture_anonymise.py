@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, entry, har, shown, write
-from mmrepro.capture import anonymise, read
-from mmrepro.capture.anonymise import MadeUp
-from mmrepro.capture.texts import Vocabulary, common, places
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.traffic.capture import anonymise, read
+from mmrepro.traffic.capture.anonymise import MadeUp
+from mmrepro.traffic.capture.texts import Vocabulary, common, places
 
 WORD = re.compile(r"[^\W\d_]{4,}")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from made_up_har import CHAT, SERVER, chat, data_url, entry, har, shown, write
-from mmrepro.capture import read
-from mmrepro.case.files import write_case
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.traffic.capture import read
+from mmrepro.traffic.case.files import write_case
 
 
 def line(body: Any, **more: Any) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
-from mmrepro.capture import parsing as bounded, read
-from mmrepro.capture.parsing import CUT, BadJson, events
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.traffic.capture import parsing as bounded, read
+from mmrepro.traffic.capture.parsing import CUT, BadJson, events
 
 MIB = 1 << 20
 MEMORY = 700 * MIB
@@ -21,9 +21,9 @@ MEMORY = 700 * MIB
 READER = r"""
     import re, sys
     from pathlib import Path
-    from mmrepro.capture import read
-    from mmrepro.case.model import ServerWanted
-    from mmrepro.errors import UsageError
+    from mmrepro.traffic.capture import read
+    from mmrepro.traffic.case.model import ServerWanted
+    from mmrepro.base.errors import UsageError
     import numpy, PIL.Image  # as the command line has
     try:
         found = read(Path(sys.argv[1]), ServerWanted(engine="vllm", release="0.23.0"))
@@ -162,7 +162,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 def test_a_batch_line_that_is_too_long_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmrepro.capture.parsing.MAX_LINE", 3000)
+    monkeypatch.setattr("mmrepro.traffic.capture.parsing.MAX_LINE", 3000)
     told = [
         {"custom_id": "a", "url": "/v1/chat/completions", "body": chat("x" * n)} for n in (9000, 9)
     ]

@@ -16,9 +16,9 @@ from made_up_har import (
     read_entries,
     write,
 )
-from mmrepro.capture import read
-from mmrepro.case.files import read_case, write_case
-from mmrepro.errors import MmreproError, UsageError
+from mmrepro.base.errors import MmreproError, UsageError
+from mmrepro.traffic.capture import read
+from mmrepro.traffic.case.files import read_case, write_case
 
 GOOD = json.dumps(har([entry(), entry()]))
 

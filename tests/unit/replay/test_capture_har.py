@@ -23,10 +23,10 @@ from made_up_har import (
     stream,
     write,
 )
-from mmrepro.capture import Captured, read
-from mmrepro.case.files import case_text, pictures, read_case, write_case
-from mmrepro.case.sending import body
-from mmrepro.errors import UsageError
+from mmrepro.base.errors import UsageError
+from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.case.files import case_text, pictures, read_case, write_case
+from mmrepro.traffic.case.sending import body
 
 
 def bodies(captured: Captured, folder: Path) -> list[dict[str, Any]]:
@@ -364,7 +364,7 @@ def test_without_any_times_one_waits_for_the_other(tmp_path: Path) -> None:
 def test_only_the_last_ones_are_kept_where_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("mmrepro.capture.read"), "LIMIT", 2)
+    monkeypatch.setattr(importlib.import_module("mmrepro.traffic.capture.read"), "LIMIT", 2)
     entries = [entry(chat([shown(data_url(n))]), at=n) for n in range(5)]
     captured = read_entries(tmp_path, *entries)
     assert len(captured.case.operations) == len(captured.case.images) == len(captured.contents) == 2

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, shown
-from mmrepro.capture import Captured, Contents, anonymise
-from mmrepro.capture.looks import look
-from mmrepro.case.files import pictures, read_case, write_case
-from mmrepro.case.model import Case, Content, Image, Message, Operation, Part
+from mmrepro.traffic.capture import Captured, Contents, anonymise
+from mmrepro.traffic.capture.looks import look
+from mmrepro.traffic.case.files import pictures, read_case, write_case
+from mmrepro.traffic.case.model import Case, Content, Image, Message, Operation, Part
 from mmrepro.traffic.drive import noise, tiles
 from PIL import Image as Pillow
 

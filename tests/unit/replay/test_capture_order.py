@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hypothesis import given, strategies as st
-from mmrepro.capture.recorded import Span, Waits, waits
+from mmrepro.traffic.capture.recorded import Span, Waits, waits
 
 SPANS = st.lists(
     st.builds(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
-from mmrepro.capture import Captured, Contents, anonymise, read, scale
-from mmrepro.capture.texts import common
-from mmrepro.case.files import pictures, read_case, write_case
-from mmrepro.case.model import (
+from mmrepro.traffic.capture import Captured, Contents, anonymise, read, scale
+from mmrepro.traffic.capture.texts import common
+from mmrepro.traffic.case.files import pictures, read_case, write_case
+from mmrepro.traffic.case.model import (
     Case,
     Collision,
     Message,
@@ -193,7 +193,7 @@ def test_pictures_by_content_stay_different_when_they_shrink(tmp_path: Path) -> 
 def test_two_that_become_one_are_told_apart(tmp_path: Path) -> None:
     from io import BytesIO
 
-    from mmrepro.case.model import Content, Part
+    from mmrepro.traffic.case.model import Content, Part
     from PIL import Image
 
     contents = Contents()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.case.files import MAX_CASE_BYTES, case_digest, case_text, read_case, write_case
-from mmrepro.case.model import (
+from mmrepro.base.errors import UnwritableOutput, UsageError
+from mmrepro.traffic.case.files import MAX_CASE_BYTES, case_digest, case_text, read_case, write_case
+from mmrepro.traffic.case.model import (
     Barrier,
     Case,
     Collision,
@@ -22,8 +23,7 @@ from mmrepro.case.model import (
     Recorded,
     ServerWanted,
 )
-from mmrepro.case.sending import body
-from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.traffic.case.sending import body
 from mmrepro.traffic.drive import noise
 from pydantic import ValidationError
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mmrepro.case.files import pictures
-from mmrepro.case.model import (
+from mmrepro.base.errors import UsageError
+from mmrepro.scenarios.data import pad_value_pair
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import (
     Case,
     Collision,
     Content,
@@ -22,8 +24,6 @@ from mmrepro.case.model import (
     Solid,
     Tiles,
 )
-from mmrepro.errors import UsageError
-from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.traffic.drive import Picture, noise, tiles
 from numpy.typing import NDArray
 from PIL import Image as Pillow

@@ -8,11 +8,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 from made_up_answers import play, prompt_of
-from mmrepro.case.files import pictures
-from mmrepro.case.model import Case, Image, Message, Near, Noise, Operation, Part, ServerWanted
-from mmrepro.case.sending import Played, PlayState
-from mmrepro.incident.replay import FindingClass
-from mmrepro.oracle.crosstalk import (
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.search.oracle.crosstalk import (
     LEAST_RUNS,
     crosstalk,
     other_neighbours,
@@ -20,6 +17,18 @@ from mmrepro.oracle.crosstalk import (
     reworded,
     runs_needed,
 )
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import (
+    Case,
+    Image,
+    Message,
+    Near,
+    Noise,
+    Operation,
+    Part,
+    ServerWanted,
+)
+from mmrepro.traffic.case.sending import Played, PlayState
 
 SYSTEM = "You are helpful. "
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from fake_player import played
 from fake_plays import BUCKET, OTHER, fake_case, fake_op, fake_seen
-from mmrepro.case.files import pictures, write_case
-from mmrepro.case.model import Case, Content, Image, Noise, ServerWanted, Tiles
-from mmrepro.case.sending import Played, PlayState
-from mmrepro.errors import UsageError
-from mmrepro.incident.diagnosis import Fit, Match
-from mmrepro.incident.replay import FindingClass, PlayFacts, Sighting
-from mmrepro.replay import known
-from mmrepro.replay.known import best, by_log, diagnosed, mitigation
-from mmrepro.replay.store import STUCK, UNSENT, LiveLook, Named, Observation
+from mmrepro.base.errors import UsageError
+from mmrepro.failure.documents.diagnosis import Fit, Match
+from mmrepro.failure.documents.replay import FindingClass, PlayFacts, Sighting
 from mmrepro.scenario import Drive, Finding, Scenario, Truth
 from mmrepro.scenario.more import Failure
+from mmrepro.search.replay import known
+from mmrepro.search.replay.known import best, by_log, diagnosed, mitigation
+from mmrepro.search.replay.store import STUCK, UNSENT, LiveLook, Named, Observation
+from mmrepro.traffic.case.files import pictures, write_case
+from mmrepro.traffic.case.model import Case, Content, Image, Noise, ServerWanted, Tiles
+from mmrepro.traffic.case.sending import Played, PlayState
 
 CASE = fake_case([fake_op("r1"), fake_op("r2")])
 

@@ -11,14 +11,14 @@ import pytest
 from fake_server import STREAM_HEAD, http, serving
 from lying_proxy import Lie, LyingProxy, lying
 from made_up_answers import answered, play, prompt_of
-from mmrepro.case.model import Case, Message, Operation, ServerWanted
-from mmrepro.case.sending import Played, PlayState, body
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.incident.replay import FindingClass
-from mmrepro.oracle.comparison import compare_with_reference
-from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.reference import comparable
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.search.oracle.comparison import compare_with_reference
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.reference import comparable
 from mmrepro.traffic import Traffic
+from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState, body
+from mmrepro.traffic.evidence.recorder import Recorder
 from mmrepro.traffic.reading import Watch
 
 REQUESTS, TOKENS = 120, 8

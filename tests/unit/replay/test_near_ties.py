@@ -7,9 +7,9 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 from made_up_answers import answered
-from mmrepro.evidence import ChoiceSeen
-from mmrepro.oracle import near_ties
-from mmrepro.oracle.near_ties import Answer, Token, Verdict
+from mmrepro.search.oracle import near_ties
+from mmrepro.search.oracle.near_ties import Answer, Token, Verdict
+from mmrepro.traffic.evidence import ChoiceSeen
 
 PROMPTS = st.text("abcdef", min_size=1, max_size=6)
 BOUND = near_ties.FLOOR_ROUNDED

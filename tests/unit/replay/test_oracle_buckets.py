@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from made_up_plays import moment
-from mmrepro.incident import Incident
-from mmrepro.incident.replay import FindingClass
-from mmrepro.oracle import judged
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
+from mmrepro.search.oracle import judged
 
 RECORDED = Path(__file__).parents[2] / "evidence"
 TEMPLATES = (

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 from made_up_plays import answer, canary, case_of, operation, picture, played, reading, refused
-from mmrepro.case.model import Message, Operation, Part
-from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
-from mmrepro.oracle.cache_bound import cache_bound
+from mmrepro.search.oracle.cache_bound import cache_bound
+from mmrepro.traffic.case.model import Message, Operation, Part
+from mmrepro.traffic.case.sending import PlayState
 
 PICTURES = {
     one.name: one

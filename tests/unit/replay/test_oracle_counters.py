@@ -7,10 +7,10 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, strategies as st
 from made_up_plays import answer, canary, case_of, operation, picture, played, reading, refused
-from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
-from mmrepro.evidence import ChoiceSeen
-from mmrepro.oracle.judge import MIB, canary as judged_canary, ledger, quiescence
+from mmrepro.search.oracle.judge import MIB, canary as judged_canary, ledger, quiescence
+from mmrepro.traffic.case.sending import PlayState
+from mmrepro.traffic.evidence import ChoiceSeen
 
 VLLM = get_engine("vllm")
 FINISHED, PROMPT, GENERATED = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from made_up_plays import answer, canary, case_of, operation, played, refused
-from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
-from mmrepro.incident.replay import FindingClass
-from mmrepro.oracle import loud
-from mmrepro.oracle.judge import judge
+from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.probes.data import Frame, ThreadStack
+from mmrepro.search.oracle import loud
+from mmrepro.search.oracle.judge import judge
+from mmrepro.traffic.case.sending import PlayState
 
 VLLM = get_engine("vllm")
 

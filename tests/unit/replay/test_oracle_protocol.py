@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from made_up_plays import answer, case_of, operation, played, refused
-from mmrepro.case.sending import PlayState
 from mmrepro.engines import get_engine
-from mmrepro.evidence import ChoiceSeen
-from mmrepro.oracle.protocol import protocol
+from mmrepro.search.oracle.protocol import protocol
+from mmrepro.traffic.case.sending import PlayState
+from mmrepro.traffic.evidence import ChoiceSeen
 
 
 def kinds(ops, records, engine="vllm", state=PlayState.ENDED):

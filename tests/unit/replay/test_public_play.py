@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fake_player import FakePlayer, replaying
 from fake_plays import Answers, answered_until, fake_case, fake_op
-from mmrepro.case.files import read_case
-from mmrepro.case.model import Case
-from mmrepro.incident.replay import PUBLIC_DIR, Finding
-from mmrepro.replay.pursue import PUBLIC
+from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding
+from mmrepro.search.replay.pursue import PUBLIC
+from mmrepro.traffic.case.files import read_case
+from mmrepro.traffic.case.model import Case
 
 CASE = fake_case([fake_op(f"r{n}", text=f"the patient Mustermann, visit {n}") for n in range(6)])
 

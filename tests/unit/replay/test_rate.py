@@ -8,7 +8,7 @@ import random
 import fake_plays
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.replay.confirm import (
+from mmrepro.search.replay.confirm import (
     GIVE_UP,
     MOST,
     SELDOM,

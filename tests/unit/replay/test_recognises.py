@@ -10,8 +10,18 @@ from typing import Any
 
 import pytest
 from fake_sglang import write_engine
-from mmrepro.case.files import pictures
-from mmrepro.case.model import (
+from mmrepro.base.errors import EngineStartError, InfrastructureError
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.scenario import Finding, Truth
+from mmrepro.scenario.more import Failure
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario.sglang import patches
+from mmrepro.scenarios.borrowed_faults import PAD_RANGE, digest
+from mmrepro.tools.collide import worker
+from mmrepro.tools.collide.search import identify
+from mmrepro.tools.collide.worker import Place
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import (
     Case,
     Image,
     Message,
@@ -22,16 +32,6 @@ from mmrepro.case.model import (
     ServerWanted,
     Tiles,
 )
-from mmrepro.collide import worker
-from mmrepro.collide.search import identify
-from mmrepro.collide.worker import Place
-from mmrepro.errors import EngineStartError, InfrastructureError
-from mmrepro.incident.replay import FindingClass
-from mmrepro.scenario import Finding, Truth
-from mmrepro.scenario.more import Failure
-from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenario.sglang import patches
-from mmrepro.scenarios.borrowed_faults import PAD_RANGE, digest
 from mmrepro.traffic.drive import Picture, noise
 
 SGLANG = ServerWanted(engine="sglang", release="0.5.23")

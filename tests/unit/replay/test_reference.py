@@ -6,20 +6,20 @@ import random
 
 import pytest
 from made_up_answers import answered, play, prompt_of, record
-from mmrepro.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
-from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
-from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
-from mmrepro.incident.replay import FindingClass, Sighting
-from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
-from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.reference import (
+from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.reference import (
     PLAIN,
     comparable,
     has_own_format,
     reference_case,
     reference_limits,
 )
+from mmrepro.traffic.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.evidence import ChoiceSeen, Evidence, RequestRecord
 
 
 def operation(number: int, **changed: object) -> Operation:

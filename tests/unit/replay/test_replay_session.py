@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from fake_player import NO_START, NOW, FakePlayer, FlakyEngine, replaying
 from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
-from mmrepro.case.files import read_case
-from mmrepro.case.model import Case
-from mmrepro.case.sending import Played, Reading
-from mmrepro.errors import InfrastructureError, UsageError
-from mmrepro.incident.replay import VERDICTS_FILE, FindingClass
-from mmrepro.oracle.judge import LEAST_STEP, quiescence
-from mmrepro.play.observing import blocks
-from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.store import BLOCKS, STUCK, Named, Observation
+from mmrepro.base.errors import InfrastructureError, UsageError
+from mmrepro.failure.documents.replay import VERDICTS_FILE, FindingClass
 from mmrepro.reports.replay import seconds
+from mmrepro.run.play.observing import blocks
+from mmrepro.search.oracle.judge import LEAST_STEP, quiescence
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.search.replay.store import BLOCKS, STUCK, Named, Observation
+from mmrepro.traffic.case.files import read_case
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import Played, Reading
 from test_shrink import ghost_trace, planted
 
 

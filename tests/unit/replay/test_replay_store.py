@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from fake_player import FakePlayer, replaying
 from fake_plays import SERVER, FakeGhostKey
-from mmrepro.case.files import case_digest
-from mmrepro.errors import BadIncident, UsageError
-from mmrepro.incident.replay import VERDICTS_FILE, PlayFacts
-from mmrepro.machine.journal import Journal
-from mmrepro.replay.store import VERDICTS, Began, Ended, Head, Observation
+from mmrepro.base.errors import BadIncident, UsageError
+from mmrepro.base.machine.journal import Journal
+from mmrepro.failure.documents.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.run.judge import Deadlines
+from mmrepro.search.replay.store import VERDICTS, Began, Ended, Head, Observation
+from mmrepro.traffic.case.files import case_digest
 from test_replay_session import ended_once, lines, told
 from test_shrink import ghost_trace
 

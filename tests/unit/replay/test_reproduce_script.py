@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from made_up_replay import SERVER, Expectation, finding, ghost_case, operation, replay
-from mmrepro.case.files import pictures
-from mmrepro.case.model import Case, Collision, Content, Image, Near, Noise, Solid, Tiles
-from mmrepro.case.sending import body
-from mmrepro.incident.replay import FindingClass
-from mmrepro.models.tiny import TINY
+from mmrepro.engines.models.tiny import TINY
+from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.reports.replay_script import in_order, literal, script, server_steps
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import Case, Collision, Content, Image, Near, Noise, Solid, Tiles
+from mmrepro.traffic.case.sending import body
 from mmrepro.traffic.drive import noise
 from PIL import Image as Pillow
 

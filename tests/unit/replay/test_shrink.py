@@ -14,9 +14,9 @@ from fake_plays import (
     fake_seen,
 )
 from hypothesis import given, strategies as st
-from mmrepro.case.model import Case
-from mmrepro.replay.shrink import Shrinking
-from mmrepro.replay.store import STUCK, Observation
+from mmrepro.search.replay.shrink import Shrinking
+from mmrepro.search.replay.store import STUCK, Observation
+from mmrepro.traffic.case.model import Case
 
 
 def shrunk(case: Case, test: FakeTest) -> Shrinking:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fake_plays import FakeTest, answered_until, fake_case, fake_op, fake_seen
 from hypothesis import given, strategies as st
-from mmrepro.case.model import Barrier, Case
-from mmrepro.replay.shrink import Shrinking
-from mmrepro.replay.simplify import as_it_went
-from mmrepro.replay.store import STUCK
+from mmrepro.search.replay.shrink import Shrinking
+from mmrepro.search.replay.simplify import as_it_went
+from mmrepro.search.replay.store import STUCK
+from mmrepro.traffic.case.model import Barrier, Case
 
 SPANS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=14)
 

@@ -6,15 +6,15 @@ from typing import Any, cast
 
 import pytest
 from fake_plays import fake_case, fake_op
-from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.sending import Played, PlayState
 from mmrepro.engines import get_engine
-from mmrepro.incident.replay import FindingClass, Sighting
-from mmrepro.oracle.judged import Judged
-from mmrepro.replay import silent
-from mmrepro.replay.attempts import Attempts
-from mmrepro.replay.silent import Silent
-from mmrepro.replay.store import Wanted
+from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.replay import silent
+from mmrepro.search.replay.attempts import Attempts
+from mmrepro.search.replay.silent import Silent
+from mmrepro.search.replay.store import Wanted
+from mmrepro.traffic.case.model import Case, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState
 
 SERVER = ServerWanted(engine="sglang", release="0.5.6", args=["--chunked-prefill-size=512"])
 

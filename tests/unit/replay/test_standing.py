@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from mmrepro.play.looking import standing, stays
+from mmrepro.base.records import Moment
 from mmrepro.probes.data import Frame, StackSample, ThreadStack
-from mmrepro.records import Moment
+from mmrepro.run.play.looking import standing, stays
 
 OUTER = ("run", "loop", "put")
 

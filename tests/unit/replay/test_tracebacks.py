@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from made_up_plays import answer as answered, operation
+from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
-from mmrepro.evidence import RequestRecord
-from mmrepro.play.looking import OF_LEAVING, failed, of_engine, read_tracebacks, telling, tracebacks
-from mmrepro.records import Moment
+from mmrepro.run.play.looking import (
+    OF_LEAVING,
+    failed,
+    of_engine,
+    read_tracebacks,
+    telling,
+    tracebacks,
+)
+from mmrepro.traffic.evidence import RequestRecord
 
 REFUSED = """\
 (APIServer pid=1) ERROR 11-23 07:04:47 [serving.py:2] Error in preprocessing

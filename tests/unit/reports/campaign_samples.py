@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from mmrepro.incident import ClaimResult, ClaimStatus, Fidelity, HostFacts, ScenarioFacts, StandIn
-from mmrepro.incident.acceptance import (
+from mmrepro.base.records import GpuFacts, Moment
+from mmrepro.failure.documents import (
+    ClaimResult,
+    ClaimStatus,
+    Fidelity,
+    HostFacts,
+    ScenarioFacts,
+    StandIn,
+)
+from mmrepro.failure.documents.acceptance import (
     Acceptance,
     GpuUse,
     PartRecord,
@@ -14,8 +22,8 @@ from mmrepro.incident.acceptance import (
     Status,
     StepRecord,
 )
-from mmrepro.incident.ledger import Attempt, Lost
-from mmrepro.incident.searches import (
+from mmrepro.failure.documents.ledger import Attempt, Lost
+from mmrepro.failure.documents.searches import (
     Ablation,
     Bisection,
     Cell,
@@ -31,8 +39,7 @@ from mmrepro.incident.searches import (
     Side,
     SideConclusion,
 )
-from mmrepro.records import GpuFacts, Moment
-from mmrepro.signature import Outcome, Truth
+from mmrepro.failure.signature import Outcome, Truth
 
 NOW = Moment(wall=datetime(2026, 11, 25, 9, 30, tzinfo=UTC), mono=0.0)
 STAND_IN = StandIn(name="patch", replaces="touch()", why="under test")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mmrepro.case.files import write_case
-from mmrepro.case.model import Case
-from mmrepro.incident.replay import Finding, Fuzz, Replay
+from mmrepro.failure.documents.replay import Finding, Fuzz, Replay
 from mmrepro.reports.replay import write_replay
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import Case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "replay"))
 from made_up_fuzz import found, fuzz, once

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 
-from mmrepro.history.concerns import Entry, Quarantine
-from mmrepro.history.ledger import History
-from mmrepro.incident.ledger import (
+from mmrepro.base.records import Fidelity, HostFacts, Moment
+from mmrepro.failure.documents.ledger import (
     Attempt,
     Cell,
     Event,
@@ -21,12 +20,13 @@ from mmrepro.incident.ledger import (
     NightState,
     Planned,
 )
-from mmrepro.records import Fidelity, HostFacts, Moment
+from mmrepro.failure.signature import Outcome, Truth
+from mmrepro.history.concerns import Entry, Quarantine
+from mmrepro.history.ledger import History
 from mmrepro.reports.blocks import Block
 from mmrepro.reports.documents import render
 from mmrepro.reports.nightly import KIND, NightView, compose
 from mmrepro.reports.terminal import print_blocks, print_page
-from mmrepro.signature import Outcome, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from rich.console import Console

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from mmrepro.incident import Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.reports import documents
 from mmrepro.reports.blocks import Block, Details, Page, Picture, Row, Table, words
 from mmrepro.reports.incident import KIND, compose

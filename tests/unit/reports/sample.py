@@ -6,10 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrepro.evidence import (
-    Evidence,
-)
-from mmrepro.incident import (
+from mmrepro.failure.documents import (
     ClaimResult,
     ClaimStatus,
     EngineFacts,
@@ -29,7 +26,10 @@ from mmrepro.incident import (
     SymptomRow,
     WheelFacts,
 )
-from mmrepro.signature import Outcome, Verdict
+from mmrepro.failure.signature import Outcome, Verdict
+from mmrepro.traffic.evidence import (
+    Evidence,
+)
 from sample_evidence import END, REPRODUCER, STACK, at, conditions, events, probes, requests, series
 
 

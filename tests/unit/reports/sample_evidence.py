@@ -7,13 +7,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mmrepro.evidence import (
-    Event,
-    ImageSent,
-    ReproducerResult,
-    RequestRecord,
-    SeriesPoint,
-)
+from mmrepro.base.records import Moment
+from mmrepro.failure.signature import ConditionResult, Truth
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -23,8 +18,13 @@ from mmrepro.probes.data import (
     MetricSample,
     MetricsData,
 )
-from mmrepro.records import Moment
-from mmrepro.signature import ConditionResult, Truth
+from mmrepro.traffic.evidence import (
+    Event,
+    ImageSent,
+    ReproducerResult,
+    RequestRecord,
+    SeriesPoint,
+)
 
 ZERO = 1000.0
 WALL = datetime(2026, 6, 26, 9, 30, 0, tzinfo=UTC)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 from made_up import at
+from mmrepro.base.errors import BadIncident, UsageError
+from mmrepro.base.records import MOST_VALUES
+from mmrepro.base.text.redact import Redactor
 from mmrepro.cli.app import app
-from mmrepro.errors import BadIncident, UsageError
-from mmrepro.evidence import Event, Evidence
-from mmrepro.incident import INCIDENT_FILE, Incident
-from mmrepro.incident.folder import write_incident
-from mmrepro.incident.head import read_head
-from mmrepro.records import MOST_VALUES
+from mmrepro.failure.documents import INCIDENT_FILE, Incident
+from mmrepro.failure.documents.folder import write_incident
+from mmrepro.failure.documents.head import read_head
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
 from mmrepro.reports.documents import BundleManifest, read_manifest
-from mmrepro.text.redact import Redactor
+from mmrepro.traffic.evidence import Event, Evidence
 from simple_incident import incident
 from typer.testing import CliRunner
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from hostile import plant
+from mmrepro.base.errors import BadIncident, UnwritableOutput, UsageError
 from mmrepro.cli.app import app
-from mmrepro.errors import BadIncident, UnwritableOutput, UsageError
-from mmrepro.incident import Incident
-from mmrepro.incident.folder import incident_json
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.folder import incident_json
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
 from mmrepro.reports.documents import is_bundle, read_manifest

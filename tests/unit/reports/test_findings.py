@@ -25,10 +25,9 @@ from finding_samples import (
 )
 from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from made_up_replay import operation
-from mmrepro.case.model import Case
+from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.cli.app import app
-from mmrepro.errors import BadIncident, UsageError
-from mmrepro.incident.replay import (
+from mmrepro.failure.documents.replay import (
     FUZZ_FILE,
     REPLAY_FILE,
     Episode,
@@ -50,6 +49,7 @@ from mmrepro.reports.replay_sequence import (
 )
 from mmrepro.reports.svg import Line, steps
 from mmrepro.reports.terminal import LINES
+from mmrepro.traffic.case.model import Case
 from rendered import printed, rows, section
 from strict_html import Html
 from typer.testing import CliRunner

@@ -12,7 +12,7 @@ import pytest
 from campaign_samples import ablation, acceptance, bisection
 from finding_samples import whole_fuzz, whole_replay
 from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
-from mmrepro.errors import BadIncident, UsageError
+from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.reports import (
     ablation as ablations,
     acceptance as acceptances,

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from finding_samples import finding, ghost_case, written
 from made_up_replay import SECRET, operation
-from mmrepro.case.files import read_case, write_case
-from mmrepro.case.model import Case, Recorded
 from mmrepro.cli.app import app
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_replay_bundle
@@ -23,6 +21,8 @@ from mmrepro.reports.issue_form import (
     incident_issue,
     public_command,
 )
+from mmrepro.traffic.case.files import read_case, write_case
+from mmrepro.traffic.case.model import Case, Recorded
 from typer.testing import CliRunner
 
 RECORDED = Path(__file__).parents[2] / "evidence"

@@ -7,7 +7,7 @@ import re
 from xml.etree import ElementTree as ET
 
 from hypothesis import given, settings, strategies as st
-from mmrepro.incident.model import collision_probability
+from mmrepro.failure.documents.model import collision_probability
 from mmrepro.reports.exhibits import (
     BASE,
     HEIGHT,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 from campaign_samples import ablation, acceptance, bisection, cell, point, row, run, step
-from mmrepro.incident.acceptance import PartRecord, Status
-from mmrepro.incident.searches import CellState, SideConclusion
+from mmrepro.failure.documents.acceptance import PartRecord, Status
+from mmrepro.failure.documents.searches import CellState, SideConclusion
+from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.reports import (
     ablation as ablations,
     acceptance as acceptances,
@@ -15,7 +16,6 @@ from mmrepro.reports import (
 )
 from mmrepro.reports.blocks import Page, Picture, Table, spans, words
 from mmrepro.reports.documents import render
-from mmrepro.signature import Outcome, Truth
 from rendered import printed, rows, section, table_rows
 
 

@@ -10,10 +10,10 @@ import pytest
 from hostile import ACTIVE, HOSTILE, plant
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from markdown_it import MarkdownIt
+from mmrepro.failure.documents.ledger import Cell, Planned
 from mmrepro.history.concerns import Entry, Quarantine
 from mmrepro.history.ledger import History
 from mmrepro.history.states import State
-from mmrepro.incident.ledger import Cell, Planned
 from mmrepro.reports import html as pages
 from mmrepro.reports.grid import LOOKS, Standing, chart, pace
 from mmrepro.reports.nightly import NightView, history_blocks, write_night

@@ -7,10 +7,10 @@ import re
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.incident import Birthday, Exhibit, Incident, Pool, Shown, StandIn
+from mmrepro.base.text.redact import Redactor
+from mmrepro.failure.documents import Birthday, Exhibit, Incident, Pool, Shown, StandIn
 from mmrepro.reports.exhibits import MAX_SIDE, pixels
 from mmrepro.reports.incident import stand_in_use
-from mmrepro.text.redact import Redactor
 from PIL import Image
 from rendered import html, markdown
 from sample import sample_incident

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped
 from mmrepro import reports
-from mmrepro.errors import BadIncident, UnwritableOutput
-from mmrepro.incident import ClaimStatus, Fidelity, Incident
+from mmrepro.base.errors import BadIncident, UnwritableOutput
+from mmrepro.failure.documents import ClaimStatus, Fidelity, Incident
+from mmrepro.failure.signature import Outcome, Truth, Verdict
 from mmrepro.reports.blocks import Details, Table
 from mmrepro.reports.incident import compose
 from mmrepro.reports.terminal import LINES
-from mmrepro.signature import Outcome, Truth, Verdict
 from rendered import html, json as json_of, junit, markdown, terminal
 from sample import partial_incident, sample_incident
 

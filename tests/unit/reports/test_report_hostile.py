@@ -8,8 +8,8 @@ import pytest
 from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from junitparser import JUnitXml
-from mmrepro.incident import Incident
-from mmrepro.text.sanitize import plain
+from mmrepro.base.text.sanitize import plain
+from mmrepro.failure.documents import Incident
 from rendered import html, json, junit, markdown, terminal
 from sample import sample_incident
 

@@ -9,14 +9,14 @@ from datetime import date, timedelta
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from mmrepro.failure.documents.ledger import Event, EventKind, NightState, Planned
+from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine
 from mmrepro.history.ledger import History
 from mmrepro.history.states import State
-from mmrepro.incident.ledger import Event, EventKind, NightState, Planned
 from mmrepro.reports.blocks import Table, words
 from mmrepro.reports.grid import LOOKS, Standing, affects
 from mmrepro.reports.nightly import compose
-from mmrepro.signature import Outcome
 from night_samples import (
     FIRST,
     HEALTHY,

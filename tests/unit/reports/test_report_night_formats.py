@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from made_nights import night as night_of, written
+from mmrepro.base.records import Fidelity
+from mmrepro.failure.documents.ledger import Cell, Event, EventKind, Lost
 from mmrepro.history.ledger import read
-from mmrepro.incident.ledger import Cell, Event, EventKind, Lost
-from mmrepro.records import Fidelity
 from mmrepro.reports.blocks import Table
 from mmrepro.reports.documents import document_json, kind_of
 from mmrepro.reports.grid import outcome_words, report_href

@@ -7,12 +7,12 @@ import re
 from xml.etree import ElementTree as ET
 
 from hypothesis import HealthCheck, given, settings, strategies as st
-from mmrepro.evidence import Evidence, SeriesPoint
-from mmrepro.incident import Incident
-from mmrepro.records import GpuFacts
+from mmrepro.base.records import GpuFacts
+from mmrepro.failure.documents import Incident
 from mmrepro.reports import timeline, words
 from mmrepro.reports.picture import picture
 from mmrepro.reports.svg import WIDTH
+from mmrepro.traffic.evidence import Evidence, SeriesPoint
 from rendered import html, markdown
 from sample import sample_incident
 from sample_evidence import at

@@ -1,0 +1,218 @@
+"""Files that users name or mmrepro keeps: read within bounds, written whole or not at all.
+
+Only a plain file is ever written over: a link, a FIFO, a socket or a device that stands there is
+somebody else's, and a rename would destroy it, as root a device node too. A link in the path of
+the *folder* is followed: that is where its user wants the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+from mmrepro.base import units
+from mmrepro.base.errors import UsageError
+
+MAX_TOML_BYTES: Final = 4 << 20
+_KINDS: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file, which takes the place of ``path`` when the block ends, and not if it raises.
+
+    Raises:
+        OSError: it cannot be written, or something that is no plain file is there; ``strerror``
+            says which.
+    """
+    refuse_other_kinds(path)  # before somebody spends a minute on the content
+    temporary = path.with_name(f".mmrepro-{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        refuse_other_kinds(path)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write ``path`` whole or not at all, a text as UTF-8. Raises OSError, as ``replacing``."""
+    with replacing(path) as file:
+        file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+
+
+def open_plain(path: Path, flags: int) -> int:
+    """A handle of the plain file ``path``, which is made if there is none.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file; ``strerror`` says which.
+    """
+    refuse_other_kinds(path)  # opening a FIFO waits, opening a device may act
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def open_to_read(path: Path) -> BufferedReader:
+    """The plain file ``path``, or one that it is a link to.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file; ``strerror`` says which.
+    """
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:  # opening a FIFO waits for ever
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}", path)
+    return path.open("rb")
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The content of ``path``. Raises OSError, as above, and where it has over ``most`` bytes."""
+    with open_to_read(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is too large: more than {units.size(most)}", path)
+    return content
+
+
+def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
+    """Return the document of a TOML file. Raises UsageError: it cannot be read, or is none."""
+    import tomllib
+
+    try:
+        return tomllib.loads(read_file(path, MAX_TOML_BYTES).decode())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.", hint=hint) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether a plain file can be seen there; whoever opens one that cannot is told why."""
+    return os.path.isfile(path)  # noqa: PTH113  (Path.is_file raises where a folder is closed to us)
+
+
+def is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_there(path: Path) -> bool:
+    """Whether ``path`` can be seen; one that cannot fails later, when it is made, with a reason."""
+    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a folder is closed to us)
+
+
+def refuse_other_kinds(path: Path) -> None:
+    """Raises OSError: ``path`` is there and is no plain file."""
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if kind != stat.S_IFREG:
+        what = _KINDS.get(kind, "no file")
+        raise OSError(errno.EEXIST, f"it is {what}, and only a plain file is written over", path)
+
+
+Device = Literal["cpu", "cuda"]
+CACHE_VARIABLE = "MMREPRO_CACHE_DIR"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def cache_root() -> Path:
+    """Folder of all that mmrepro keeps: ``MMREPRO_CACHE_DIR``, else the user's cache folder."""
+    override = os.environ.get(CACHE_VARIABLE)
+    if override:
+        return Path(override).expanduser().absolute()
+    import platformdirs  # here, not above: `mmrepro --help` does not need it
+
+    return Path(platformdirs.user_cache_dir("mmrepro"))
+
+
+def environments_root() -> Path:
+    return cache_root() / "environments"
+
+
+def folders_in(root: Path) -> list[Path]:
+    """By name; none where ``root`` cannot be read."""
+    try:
+        return sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def detect_device() -> Device:
+    """``cuda`` where there is an NVIDIA driver and CUDA_VISIBLE_DEVICES does not hide every GPU on
+    purpose, else ``cpu``."""
+    return "cuda" if nvidia_driver() and not hidden(os.environ.get(VISIBLE)) else "cpu"
+
+
+def device_of(asked: str) -> Device:
+    """What ``--device`` means here: ``auto`` is :func:`detect_device`."""
+    if asked == "auto":
+        return detect_device()
+    return "cuda" if asked == "cuda" else "cpu"
+
+
+def hidden(mask: str | None) -> bool:
+    """Whether that value of CUDA_VISIBLE_DEVICES (None: not set) hides every GPU on purpose."""
+    return mask is not None and mask.strip() in ("", "-1", "NoDevFiles")
+
+
+def nvidia_driver() -> bool:
+    """Whether an NVIDIA driver is loaded and its library is found.
+
+    Both are asked for: a container may see the driver of its host in /proc without being given
+    the library (or a device), and an image may carry the library on a host without a GPU.
+    """
+    driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+    # WSL has neither: its device is /dev/dxg.
+    if not driver and not Path("/dev/dxg").exists():
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+FileState = tuple[int, int, int]
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Of names and contents; a file that cannot be read counts as that."""
+    total = hashlib.sha256()
+    for path in files:
+        total.update(path.name.encode() + b"\0")
+        try:
+            total.update(_file_digest(path, state(path)))
+        except OSError:
+            total.update(b"unreadable")
+    return total.hexdigest()[:16]
+
+
+@lru_cache(maxsize=4096)
+def _file_digest(path: Path, state: FileState) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def state(path: Path) -> FileState:
+    """What changes when a file does. Raises OSError."""
+    facts = path.stat()
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino

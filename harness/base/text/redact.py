@@ -1,0 +1,373 @@
+"""One consistent mapping of what is private to placeholders, for everything a run writes.
+
+What leaves is allowed, not what is forbidden removed: words, identifiers, numbers, versions, paths,
+frames and whatever is called a digest stay; any other opaque token goes (``text.opaque``). Beside
+that go what is named a secret (``text.named``), however short, and what is private by its looks
+(``text.looks``).
+
+The same secret has the same placeholder everywhere (``[redacted:key-1]``), so that a reader can
+still see that two places hold the same value. What is evidence survives: SHA-256 digests, package
+hashes, git ids, mm_hash values, file names, token counts.
+
+Time is linear in the text. Nothing here raises on any string.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_origin
+
+from mmrepro.base.text import looks
+from mmrepro.base.text.named import HINT, Secrecy, Value, kind_of, secrecy, values
+from mmrepro.base.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
+from mmrepro.base.text.sanitize import without_disguise
+from pydantic import BaseModel
+
+M = TypeVar("M", bound=BaseModel)
+
+PLACEHOLDER: Final = re.compile(r"\[redacted:[a-z]{1,20}-\d{1,9}\]")
+# Shorter registered secrets would redact ordinary words: a prompt "hi" is in every "while".
+MIN_SECRET: Final = 6
+MAX_TEXT: Final = 8 << 20
+_CUT: Final = " [cut: too long to redact]"
+# What a client keeps of a prompt, and what engines log of it.
+_HEADS: Final = (200, 100)
+
+# A terminal's width breaks a token; what stands behind it on the next line is its rest.
+_WRAPPED: Final = re.compile(
+    rf"""({PLACEHOLDER.pattern}["'\\]{{0,3}}\r?\n[ \t>|]{{0,24}})([A-Za-z0-9+/=_-]{{4,}})"""
+)
+_BROKEN: Final = re.compile(
+    r"(?<![A-Za-z0-9+/=_.:-])([A-Za-z0-9+/=_-]{6,256})"
+    r"(\\?\r?\n[ \t]{0,24})([A-Za-z0-9+/=_-]{6,256})"
+)
+_NO_SECRET: Final = re.compile(
+    r"none|null|true|false|nil|undefined|str|int|bool|any|optional|secretstr|string|\*+|\.{3}|x{3,}"
+    r"|\$\{\w{1,80}\}?|\$[A-Z_][A-Z0-9_]{0,80}|(?:self|cls|os|args|config|settings|kwargs|request)\..*"
+    r"|<[\w .-]{0,40}>|[(\[{]*<[\w. ]{1,80} at 0x[0-9a-f]+>.*|\d{1,4}(?:\.\d{1,4}){1,3}",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Redactor:
+    """The mapping of one run.
+
+    Args:
+        home: the current user's home, shown as ``~``; by default the real one.
+    """
+
+    def __init__(self, home: Path | str | None = None) -> None:
+        path = str(Path.home() if home is None else home).rstrip("/")
+        # Digests, not the secrets themselves: a mapping that leaks into a dump gives nothing away.
+        self._placeholders: dict[bytes, str] = {}
+        self._counts: dict[str, int] = {}
+        self._registered: list[tuple[str, str]] = []
+        self._cache: dict[str, str] = {}
+        self._home = (
+            re.compile(rf"(?:(?<![\w./~-])|(?<=://)){re.escape(path)}(?![\w.-])")
+            if len(path) > 1
+            else None
+        )
+
+    def add(self, secret: str, kind: str = "secret") -> str:
+        """Register a secret that no pattern would know; returns its placeholder.
+
+        Also its forms as JSON and Python print it, and its beginning (prompts are logged cut).
+        Of fewer than ``MIN_SECRET`` characters: not registered, returns an empty string.
+        """
+        if len(secret.strip()) < MIN_SECRET:
+            return ""
+        kind = re.sub(r"[^a-z]", "", kind.lower())[:20] or "secret"
+        placeholder = self.placeholder(kind, secret)
+        forms = {secret, secret.strip()} | {secret[:n] for n in _HEADS if len(secret) > n}
+        for form in list(forms):
+            forms |= {json.dumps(form)[1:-1], json.dumps(form, ensure_ascii=False)[1:-1]}
+            forms |= {repr(form)[1:-1], without_disguise(form)}
+        known = {text for text, _ in self._registered}
+        self._registered += [(form, placeholder) for form in forms - known if form.strip()]
+        self._registered.sort(key=lambda pair: (-len(pair[0]), pair))
+        self._cache.clear()
+        return placeholder
+
+    def reserve(self, text: str) -> None:
+        """Number new placeholders after those in ``text``: another mapping made them."""
+        for match in PLACEHOLDER.finditer(text):
+            kind, _, number = match[0][len("[redacted:") : -1].rpartition("-")
+            self._counts[kind] = max(self._counts.get(kind, 0), int(number))
+
+    def redact(self, text: str) -> str:
+        """``text`` with everything private replaced. Idempotent; at most 8 MiB are kept."""
+        if len(text) < MIN_SECRET or DIGEST.fullmatch(text):
+            return text
+        known = self._cache.get(text)
+        if known is not None:
+            return known
+        result = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + _CUT
+        seen = without_disguise(result)
+        if seen != result and (shown := self._settled(seen)) != seen:
+            result = shown  # without its colours, since something private stands among them
+        result = self._settled(result)
+        if len(text) <= 4096 and len(self._cache) < 50_000:
+            self._cache[text] = result
+        return result
+
+    def redact_model(self, model: M) -> M:
+        """A copy of ``model`` with every string in it redacted, dictionary keys as well.
+
+        The value of a field or key whose name says that it is a secret (``api_key``), or that
+        follows such an option in a list (``--api-key``, …), is redacted whatever it looks like.
+        """
+        return self._model(model)
+
+    # -------------------------------------------------------------- steps
+
+    def _settled(self, text: str) -> str:
+        # A replacement changes the neighbourhood of what is next to it, so once more until
+        # nothing changes; two rounds in practice.
+        for _ in range(8):
+            before = text
+            for step in self._steps():
+                text = _outside(step, text)
+            text = self._rests(text)
+            if text == before:
+                break
+        return text
+
+    def _steps(self) -> Iterator[Callable[[str], str]]:
+        if self._registered:
+            yield self._known
+        yield lambda t: self.hide("privatekey", t, looks.key_blocks(t))
+        yield lambda t: _sub(looks.DATA_URL, self._second("image"), t, ";base64,")
+        yield lambda t: _sub(looks.URL, self._url, t, "://")
+        yield lambda t: _sub(looks.STORE_URL, self._url, t, "://")
+        yield lambda t: looks.TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
+        yield self._named
+        yield lambda t: looks.BEARER.sub(self._second("key"), t)
+        for spoken in looks.SPOKEN:
+            yield lambda t, p=spoken: p.sub(self._second("password"), t)  # type: ignore[misc]
+        yield lambda t: self.hide("prompt", t, looks.prompts(t))
+        yield lambda t: _sub(looks.TOKEN_IDS, self._token_ids, t, "_ids")
+        yield lambda t: _sub(looks.GPU, lambda m: self.placeholder("gpu", m[0]), t, "-")
+        yield lambda t: looks.BASE64.sub(self._base64, t)
+        yield lambda t: self.hide("email", t, looks.emails(t))
+        yield self._home_paths
+        yield lambda t: _sub(_BROKEN, self._broken, t, "\n")
+        yield lambda t: self.hide("opaque", t, opaque_spans(t))
+
+    def _known(self, text: str) -> str:
+        for secret, placeholder in self._registered:
+            if secret in text:
+                # Between placeholders only: a secret "redacted" must not break them.
+                text = _outside(lambda t, s=secret, p=placeholder: t.replace(s, p), text)  # type: ignore[misc]
+        return text
+
+    def _second(self, kind: str) -> Callable[[re.Match[str]], str]:
+        return lambda match: match[1] + self.placeholder(kind, match[2])
+
+    def _url(self, match: re.Match[str]) -> str:
+        user, colon, password = match[2].partition(":")
+        if not colon:
+            return match[1] + self.placeholder("password", user)
+        shown = self.placeholder("user", user) if user else ""
+        return (
+            match[1] + shown + colon + (self.placeholder("password", password) if password else "")
+        )
+
+    def _named(self, text: str) -> str:
+        found = values(text, HINT, lambda name: secrecy(name) > 0, whole_line=_to_the_end)
+        return _replaced(
+            text, ((v.start, v.end, self._hidden(v, text[v.start : v.end])) for v in found)
+        )
+
+    def _hidden(self, value: Value, text: str) -> str:
+        scheme = looks.SCHEME.match(text)
+        lead = scheme[0] if scheme else ""
+        secret, tail = text[len(lead) :], ""
+        if lead and not value.quoted and not lead.lower().startswith("digest"):
+            # One word is the secret; what follows it may be the rest of a command line.
+            word = first[0] if (first := looks.WORD.match(secret)) else ""
+            secret, tail = word, secret[len(word) :]
+        bare = secret.strip(" \t\"'")
+        if not _may_be_secret(value.name, bare, assigned=value.assigned):
+            return text
+        return lead + self.placeholder(kind_of(value.name), secret) + tail
+
+    def _token_ids(self, match: re.Match[str]) -> str:
+        name, separator, ids = match.groups()
+        inside = ids.rstrip("], \t")
+        return f"{name}{separator}{self.placeholder('tokens', inside)}{ids[len(inside) :]}"
+
+    def _base64(self, match: re.Match[str]) -> str:
+        return self.placeholder("base64", match[0]) if looks.is_base64(match[0]) else match[0]
+
+    def _home_paths(self, text: str) -> str:
+        if self._home is not None:
+            text = self._home.sub("~", text)
+        return looks.HOMES.sub(self._second("user"), text)
+
+    def _broken(self, match: re.Match[str]) -> str:
+        """A token that is only one with what stands on the next line."""
+        head, gap, tail = match.groups()
+        joint = len(head)
+        if DIGEST.fullmatch(head) or DIGEST.fullmatch(tail):
+            return match[0]
+        if not any(begin + 4 <= joint <= end - 4 for begin, end in opaque_spans(head + tail)):
+            return match[0]
+        return self.placeholder("opaque", head) + gap + self.placeholder("opaque", tail)
+
+    def _rests(self, text: str) -> str:
+        """What a line's width cut off a token that is a placeholder already."""
+        if "\n" not in text:
+            return text
+        return _WRAPPED.sub(
+            lambda m: m[1] + self.placeholder("opaque", m[2]) if _is_rest(m[2]) else m[0], text
+        )
+
+    # -------------------------------------------------------------- mapping and models
+
+    def placeholder(self, kind: str, secret: str) -> str:
+        """What stands for ``secret``, here and wherever it comes up again."""
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+        known = self._placeholders.get(digest)
+        if known is None:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            known = self._placeholders[digest] = f"[redacted:{kind}-{self._counts[kind]}]"
+        return known
+
+    def hide(self, kind: str, text: str, spans: Iterable[Span]) -> str:
+        """``text`` with placeholders at ``spans``, which come in order."""
+        return _replaced(text, ((*s, self.placeholder(kind, text[slice(*s)])) for s in spans))
+
+    def _model(self, model: M) -> M:
+        changes: dict[str, Any] = {}
+        label = getattr(model, "name", "")
+        for name, field in type(model).model_fields.items():
+            value = getattr(model, name)
+            if get_origin(field.annotation) is Literal:
+                continue
+            told = name if name != "value" or not isinstance(label, str) else label
+            new = self.redact_value(value, told)
+            if new is not value:
+                changes[name] = new
+        return model.model_copy(update=changes) if changes else model
+
+    def redact_value(self, value: Any, name: str = "") -> Any:
+        """``value`` with every string in it redacted, however deep; ``name``: what it is called."""
+        if isinstance(value, Enum):
+            return value
+        if isinstance(value, str):
+            return self.redact_named(value, name)
+        if isinstance(value, BaseModel):
+            return self._model(value)
+        if isinstance(value, dict):
+            return {
+                self.redact_value(k): self.redact_value(v, _called(k, value))
+                for k, v in value.items()
+            }
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return type(value)(self._items(list(value), name))
+        return value
+
+    def _items(self, items: list[Any], name: str) -> Iterator[Any]:
+        """Of a list: an option names what follows it, a header's name its value."""
+        told = name
+        pair = len(items) == 2 and isinstance(items[0], str) and names_a_secret(items[0])
+        for number, item in enumerate(items):
+            option = isinstance(item, str) and item.startswith("-")
+            yield self.redact_value(item, items[0] if pair and number else name if option else told)
+            if option:
+                told = item
+            elif not told.lower().endswith(("key", "keys")):  # vLLM takes several keys
+                told = name
+
+    def redact_named(self, value: str, name: str) -> str:
+        """``value`` redacted; altogether if ``name`` says that it is a secret."""
+        name = name.lstrip("-")
+        bare = value.strip("\"'")
+        if secrecy(name) and not PLACEHOLDER.search(bare):
+            scheme = looks.SCHEME.match(bare)
+            secret = bare[scheme.end() :] if scheme else bare
+            if _may_be_secret(name, secret, assigned=True):
+                return value.replace(secret, self.placeholder(kind_of(name), secret))
+        if DIGEST.fullmatch(value) and not names_a_digest(name):
+            return self.hide("opaque", value, opaque_spans(value))
+        return self.redact(value)
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether a field of that name (``api_key``, ``Authorization``) holds a secret."""
+    return secrecy(name.lstrip("-")) >= Secrecy.TOKEN
+
+
+def _called(key: Any, beside: dict[Any, Any]) -> str:
+    """What a value is called: by its key, or by what stands beside it as in Kubernetes."""
+    label = beside.get("name", beside.get("key"))
+    if key in ("value", "Value") and isinstance(label, str):
+        return label
+    return key if isinstance(key, str) else ""
+
+
+def _outside(step: Callable[[str], str], text: str) -> str:
+    """Apply ``step`` to what lies between placeholders."""
+    if "[redacted:" not in text:
+        return step(text)
+    out, position = [], 0
+    for match in PLACEHOLDER.finditer(text):
+        out += [step(text[position : match.start()]), match[0]]
+        position = match.end()
+    return "".join([*out, step(text[position:])])
+
+
+def _replaced(text: str, pieces: Iterable[tuple[int, int, str]]) -> str:
+    """``text`` with something else at some places, given in order."""
+    out, position = [], 0
+    for start, end, new in pieces:
+        if start >= position:
+            out += [text[position:start], new]
+            position = end
+    return "".join([*out, text[position:]]) if out else text
+
+
+def _sub(
+    pattern: re.Pattern[str], new: Callable[[re.Match[str]], str], text: str, needs: str
+) -> str:
+    return pattern.sub(new, text) if needs in text else text
+
+
+def _to_the_end(name: str) -> bool:
+    return name.lower().endswith(("authorization", "cookie"))
+
+
+def _is_rest(fragment: str) -> bool:
+    """The end of a token, told from a word, a number and a date."""
+    if is_opaque(fragment):
+        return True
+    letters, digits = any(c.isalpha() for c in fragment), any(c.isdigit() for c in fragment)
+    mixed = fragment != fragment.lower() and fragment[1:] != fragment[1:].lower()
+    return letters and (digits or (mixed and fragment != fragment.upper()))
+
+
+def _may_be_secret(name: str, value: str, *, assigned: bool) -> bool:
+    """False for ``api_key=None``, for token ids and for prose such as ``token: expected``.
+
+    Args:
+        assigned: by a sign that prose has not: quotes or ``=``.
+    """
+    if not value or _NO_SECRET.fullmatch(value):
+        return False
+    if name.lower().endswith("pwd") and value.startswith(("/", "~")):
+        return False  # the working directory
+    told = secrecy(name)
+    numbered = len(value) >= 8 and any(c.isdigit() for c in value)
+    if told is Secrecy.WEAK:
+        return numbered and any(c.isalpha() for c in value)
+    if told is Secrecy.TOKEN:
+        if value.isdigit() and len(value) < 9:
+            return False
+        return assigned or numbered or name.strip("-").lower() != "token"
+    return True

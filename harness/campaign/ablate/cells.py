@@ -1,0 +1,222 @@
+"""What is known of a cell: its state by its runs, by the cache, and by the incident of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import statistics
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from mmrepro.base import errors
+from mmrepro.base.errors import InfrastructureError, MmreproError, UsageError
+from mmrepro.base.machine.files import Device, cache_root, write_file
+from mmrepro.base.records import Record
+from mmrepro.campaign.ablate.options import AblateCommand
+from mmrepro.engines import get_engine
+from mmrepro.engines.environments.build import existing
+from mmrepro.engines.environments.spec import Environment
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.ledger import Attempt, Lost
+from mmrepro.failure.documents.searches import CellRun
+from mmrepro.failure.signature import ConditionResult, Finding, Part, Truth, combine
+from mmrepro.run.judge import facts_of
+from mmrepro.run.key import decisive_parts, run_key
+from mmrepro.run.starter import Starter
+from mmrepro.scenario import Scenario
+from pydantic import ValidationError
+
+ASSUMED_S = 60.0
+ASSUMED_WHY = (
+    "no run of this engine was measured here: 60 s each is assumed, twice what "
+    "ghost-key-eviction takes on two cores"
+)
+
+
+class Stored(Record):
+    """A run and what decided it: the reason why another one is, or is not, the same."""
+
+    engine: str
+    parts: dict[str, str]
+    run: CellRun
+
+
+class CellStore:
+    """The cells of one scenario on one release and device, below ``ablate/`` in the cache."""
+
+    def __init__(self, scenario: str, engine: str, release: str, device: str) -> None:
+        self.engine = engine
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{device}")
+        self.root = cache_root() / "ablate"
+        self.folder = self.root / name
+
+    def read(self, key: str) -> CellRun | None:
+        """The run with that key; None if there is none, or none that can be read."""
+        stored = _read(self._path(key))
+        return stored.run if stored is not None and stored.run.key == key else None
+
+    def write(self, run: CellRun, parts: dict[str, str]) -> None:
+        """Keep ``run``; a disk that cannot take it costs only the reuse."""
+        text = Stored(engine=self.engine, parts=parts, run=run).model_dump_json(indent=1)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self._path(run.key), text + "\n")
+
+    def estimate(self) -> tuple[float, str]:
+        """Seconds that a run takes, by the median of those measured here; and what that is."""
+        own = _seconds(self.folder, self.engine)
+        if own:
+            return statistics.median(own), f"median of {len(own)} measured runs of this scenario"
+        others = [s for folder in _folders(self.root) for s in _seconds(folder, self.engine)]
+        if others:
+            what = f"measured runs of other scenarios of {self.engine}"
+            return statistics.median(others), f"median of {len(others)} {what}"
+        return ASSUMED_S, ASSUMED_WHY
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def _read(path: Path) -> Stored | None:
+    try:
+        return Stored.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        return sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _seconds(folder: Path, engine: str) -> list[float]:
+    stored = (_read(path) for path in sorted(folder.glob("*.json")))
+    return [s.run.seconds for s in stored if s is not None and s.engine == engine]
+
+
+@dataclass
+class KnownCells:
+    """The runs of cells that the cache has, by all that decides their outcome."""
+
+    scenario: Scenario
+    options: AblateCommand
+    release: str
+    device: Device
+    store: CellStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        name, engine = self.scenario.full_name, self.scenario.engine
+        self.store = CellStore(name, engine, self.release, self.device)
+
+    @property
+    def environment(self) -> Environment | None:
+        """None: it is still to be built, and nothing is known of its runs."""
+        return existing(
+            get_engine(self.scenario.engine).environment_spec(self.release, self.device)
+        )
+
+    def parts(self, flips: tuple[str, ...]) -> dict[str, str] | None:
+        """All that would decide a run of that cell now."""
+        if (environment := self.environment) is None:
+            return None
+        starter = Starter(self.options.run.start_mode, several=True)
+        made = self.options.of_cell(flips)
+        return decisive_parts(self.scenario, made, environment, self._model, starter)
+
+    def read(self, parts: dict[str, str] | None, number: int) -> CellRun | None:
+        """Run ``number`` of the cell of ``parts``."""
+        if parts is None or self.options.fresh:
+            return None
+        return self.store.read(cell_key(run_key(parts), number))
+
+    def first(self, flips: tuple[str, ...]) -> list[CellRun]:
+        """The runs of a cell up to the first that is not known."""
+        parts, runs = self.parts(flips), list[CellRun]()
+        for number in range(1, self.options.repeat + 1):
+            if (run := self.read(parts, number)) is None:
+                break
+            runs.append(run)
+        return runs
+
+    @cached_property
+    def _model(self) -> Path:
+        return self.scenario.model.write(cache_root() / "models")
+
+
+def cell_key(key: str, number: int) -> str:
+    return hashlib.sha256(f"{key} {number}".encode()).hexdigest()[:32]
+
+
+def cell_run(
+    scenario: Scenario, attempt: Attempt, incident: Incident | None, number: int, folder: Path
+) -> CellRun:
+    """What run ``number`` of a cell shows.
+
+    Args:
+        incident: that it left; None: none that can be read.
+        folder: the attempt names its incident relative to it.
+    """
+    same = "created seconds outcome explanation fidelity start_mode error command"
+    run = CellRun(
+        **attempt.model_dump(include={*same.split()}),
+        key=cell_key(attempt.key, number) if attempt.key else "",
+        index=number,
+        symptom=Truth.UNKNOWN,
+        cause=Truth.UNKNOWN,
+        incident_dir=str(folder / attempt.incident) if attempt.incident else "",
+    )
+    if incident is None:
+        return run
+    symptom, cause = _part(incident, "symptom"), Finding.unknown("no verdict was reached")
+    if incident.verdict is not None:
+        cause = _cause(scenario, incident, symptom)
+    update = {
+        "gate_passed": bool(incident.gate and incident.gate.passed),
+        "symptom": symptom.truth,
+        "symptom_observed": symptom.observed,
+        "cause": cause.truth,
+        "cause_observed": cause.observed,
+        "without_effect": _without_effect(incident),
+        "stand_ins": incident.stand_ins,
+    }
+    return run.model_copy(update=update)
+
+
+def error_of(attempt: Attempt, incident: Incident | None) -> MmreproError:
+    """What ended a run that was lost, as it was raised there."""
+    if attempt.lost is Lost.USAGE:
+        return UsageError(attempt.error, hint=attempt.command)
+    name = incident.failure_class if incident is not None else ""
+    kind: type[MmreproError] = getattr(errors, name, InfrastructureError)
+    return kind(attempt.error, hint=attempt.command)
+
+
+def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:
+    """With the symptom, the conditions of the cause; without it, what the scenario can still see.
+
+    A scenario whose check crashes knows nothing: the cause is unknown, never gone.
+    """
+    if symptom.truth is Truth.MET:
+        return _part(incident, "cause")
+    try:
+        return scenario.cause_remains(incident.evidence, facts_of(incident, scenario))
+    except Exception as error:
+        return Finding.unknown(f"the check failed: {type(error).__name__}: {error}")
+
+
+def _part(incident: Incident, part: Part) -> Finding:
+    if incident.verdict is None:
+        return Finding.unknown("no verdict was reached")
+    results = [c for c in incident.verdict.conditions if c.required and c.part == part]
+    truth = combine([c.truth for c in results])
+    shown: list[ConditionResult] = [c for c in results if c.truth is truth]
+    return Finding(truth, "; ".join(f"{c.id}: {c.observed}" for c in shown))
+
+
+def _without_effect(incident: Incident) -> str:
+    flips = [c for c in incident.verdict.conditions if c.part == "flip"] if incident.verdict else []
+    return "; ".join(f"{c.statement}: {c.observed}" for c in flips if c.truth is not Truth.MET)

@@ -1,0 +1,452 @@
+"""Which points to run, and what follows: a search away from a point that has the failure.
+
+Pure: points are numbers, oldest first, and an oracle runs one of them. A point that cannot be
+tested is skipped and never counts as good; a different failure is neither bad nor good. As long as
+runs agree it is a binary search that tries the declared boundary first. With the first
+contradiction it is a Bayesian one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from mmrepro.failure.documents.searches import PointVerdict as Verdict, SideConclusion as Conclusion
+
+if TYPE_CHECKING:
+    from mmrepro.campaign.bisect.posterior import Posterior
+
+
+START_TRIES = 6
+"""Other points that are tried where the one said to be bad is not."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to search. ``repeat``: runs of each point; None: as many as it needs."""
+
+    confidence: float = 0.95
+    repeat: int | None = None
+    linear: bool = False
+    budget: int = 64
+    """Runs on one side, at most, once they contradict each other."""
+
+    @property
+    def settle(self) -> int:
+        """Runs that agree, after which not even a failure of every second run is luck."""
+        return max(2, math.ceil(math.log(1 - self.confidence) / math.log(0.5)))
+
+
+@dataclass
+class Board:
+    """All runs of a bisection: both sides share it."""
+
+    oracle: Callable[[int], Verdict]
+    names: Sequence[str]
+    affected: Sequence[bool]
+    """What the scenario declares of each point."""
+    options: SearchOptions = field(default_factory=SearchOptions)
+    runs: dict[int, list[Verdict]] = field(default_factory=dict)
+    made: int = 0
+    upcoming: Callable[[Sequence[int]], None] | None = None
+    """Is told which points may be next, so that what they need can be fetched."""
+
+    def run(self, point: int) -> Verdict:
+        verdict = self.oracle(point)
+        self.runs.setdefault(point, []).append(verdict)
+        self.made += 1
+        return verdict
+
+    def counts(self, point: int) -> Counter[Verdict]:
+        """Of the runs that could be judged."""
+        return Counter(v for v in self.runs.get(point, ()) if v is not Verdict.UNTESTABLE)
+
+    def settled(self, point: int) -> Verdict | None:
+        """The point's verdict; None: it was not run. Raises Contradiction: it has two."""
+        counts = self.counts(point)
+        if not counts:
+            return Verdict.UNTESTABLE if self.runs.get(point) else None
+        if counts[Verdict.BAD] and len(counts) > 1:
+            raise Contradiction(point)
+        return max(counts, key=lambda verdict: (verdict is Verdict.OTHER, verdict))
+
+
+class Contradiction(Exception):
+    """``point`` was seen with the failure and without it."""
+
+    def __init__(self, point: int) -> None:
+        super().__init__(point)
+        self.point = point
+
+
+def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
+    """A point that has the failure, ``wanted`` first, and what is to be said of it.
+
+    Where ``wanted`` shows no failure it is run again, as a failure that comes and goes would need
+    it; where it really has none, its neighbours are tried, those declared affected first.
+    """
+    notes: list[str] = []
+    first = board.run(wanted)
+    again = board.options.settle - 1 if first is Verdict.GOOD else 1
+    while again and board.counts(wanted)[Verdict.BAD] == 0:
+        if first is Verdict.UNTESTABLE:
+            break
+        again -= 1
+        board.run(wanted)
+    if board.counts(wanted)[Verdict.BAD]:
+        return wanted, notes
+    seen = board.settled(wanted)
+    words = {Verdict.GOOD: "not reproduced", Verdict.OTHER: "a different failure"}
+    is_so = "not run" if seen is None else words.get(seen, "untestable")
+    notes.append(f"{board.names[wanted]} was to have the failure, and is {is_so}")
+    others = sorted(
+        (point for point in range(len(board.names)) if point != wanted),
+        key=lambda point: (not board.affected[point], abs(point - wanted), point),
+    )
+    for point in others[:START_TRIES]:
+        if board.run(point) is Verdict.BAD:
+            notes.append(f"the search starts from {board.names[point]} instead")
+            return point, notes
+    tried = ", ".join(board.names[p] for p in sorted(board.runs))
+    notes.append(f"the failure was seen in none of those that were run: {tried}")
+    return None, notes
+
+
+Direction = Literal["introduced", "fixed"]
+END_TRIES = 3
+"""Points that are tried for a testable far end: the last, then half as far, and half of that."""
+
+
+@dataclass
+class Found:
+    """What became of one side. Points are numbers of the board's."""
+
+    direction: Direction
+    conclusion: Conclusion
+    bad: int | None = None
+    """The last point with the failure, going away from where it is known."""
+    beyond: int | None = None
+    """The first testable point after it: without the failure."""
+    ends_in: Verdict | None = None
+    """What ``beyond`` shows: good, or a different failure."""
+    gap: list[int] = field(default_factory=list)
+    """Points between the two: none of them can be tested."""
+    verified: bool = False
+    """Nothing lies between, and both sides were run again and showed the same."""
+    runs: int = 0
+    notes: list[str] = field(default_factory=list)
+    other_since: tuple[int, int] | None = None
+    """Where a different failure gives way to good: the last that has it, the first that is good."""
+    returned: list[int] = field(default_factory=list)
+    """Points beyond the boundary that have the failure again."""
+    posterior: dict[int, float] | None = None
+    """Of each position of the boundary, by its last bad point; only after a contradiction."""
+    rate: float | None = None
+    """How often the failure shows where it is, as estimated; only after a contradiction."""
+
+    @property
+    def one_of(self) -> list[int]:
+        """The points of which one is the first bad (or the first good) one, oldest first."""
+        if self.bad is None or self.beyond is None or not self.gap:
+            return []
+        last = self.bad if self.direction == "introduced" else self.beyond
+        return sorted([*self.gap, last])
+
+
+def search(board: Board, bad: int, direction: Direction, far: int) -> Found:
+    """The boundary between ``bad``, which has the failure, and ``far``, the last on that side."""
+    step = -1 if direction == "introduced" else 1
+    return _Side(board, list(range(bad, far + step, step)), direction).search()
+
+
+class _Side:
+    """Positions: 0 is the known bad point, the last one the far end."""
+
+    def __init__(self, board: Board, points: list[int], direction: Direction) -> None:
+        self.board, self.points, self.direction = board, points, direction
+        self.options = board.options
+        self.before = board.made
+        self.found = Found(direction, Conclusion.INCONCLUSIVE)
+        self.end = len(points)
+        """Positions from here on are left out."""
+        self.declared = self._declared()
+
+    def _declared(self) -> int | None:
+        """Position of the last declared affected point, if one follows that is not."""
+        flags = [self.board.affected[p] for p in self.points]
+        if not flags[0] or all(flags):
+            return None
+        return flags.index(False) - 1
+
+    # ------------------------------------------------------------------ one point
+
+    def name(self, position: int) -> str:
+        return self.board.names[self.points[position]]
+
+    def settled(self, position: int) -> Verdict | None:
+        return self.board.settled(self.points[position])
+
+    def judged(self, position: int) -> int:
+        """Runs of it that reached a verdict."""
+        return self.board.counts(self.points[position]).total()
+
+    def run(self, position: int) -> Verdict:
+        return self.board.run(self.points[position])
+
+    def ask(self, position: int) -> Verdict:
+        """The point's verdict, after ``repeat`` runs. Raises Contradiction."""
+        wanted = self.options.repeat or 1
+        runs = self.board.runs.setdefault(self.points[position], [])
+        while len(runs) < wanted and not (runs and runs[-1] is Verdict.UNTESTABLE):
+            self.run(position)
+        verdict = self.settled(position)
+        assert verdict is not None
+        return verdict
+
+    def again(self, position: int, wanted: int = 2) -> bool:
+        """Run it until ``wanted`` runs reached a verdict; False: they do not. Raises
+        Contradiction."""
+        spare = 1
+        while self.judged(position) < wanted:
+            if self.run(position) is Verdict.UNTESTABLE:
+                spare -= 1
+                if spare < 0:
+                    return False
+            self.settled(position)
+        return True
+
+    # ------------------------------------------------------------------ the whole
+
+    def search(self) -> Found:
+        found = self.found
+        try:
+            self.settled(0)
+            low, high = self._agreeing()
+            self._conclude(low, high)
+            if high is not None:
+                self._verify(low, high)
+        except Contradiction as contradiction:
+            name = self.board.names[contradiction.point]
+            found.notes.append(
+                f"runs of {name} contradict each other: from there on, what each run tells is "
+                "weighed (Bayesian search)"
+            )
+            self._weigh()
+        if found.ends_in is Verdict.OTHER:
+            self._other()
+        found.runs = self.board.made - self.before
+        return found
+
+    def _agreeing(self) -> tuple[int, int | None]:
+        """Last bad and first other position, by a search that takes each verdict as it is."""
+        if self.options.linear:
+            return self._one_after_another()
+        far = self._far_end()
+        if far is not None and self.settled(far) is Verdict.BAD:
+            if self.declared is None or self.declared >= far:
+                return self._between(far, None)
+            for position in (self.declared, self.declared + 1):
+                self.ask(position)
+            high = self._first_not_bad()
+            if high is None:
+                return self._between(far, None)
+            self._came_back(high, far)
+            far = high
+        return self._between(0, far)
+
+    def _far_end(self) -> int | None:
+        """A position far out that can be tested; None: none of those tried can."""
+        inner = 0 if self.declared is None else self.declared + 1
+        position = self.end - 1
+        for _ in range(END_TRIES):
+            if position <= 0:
+                break
+            if self.ask(position) is not Verdict.UNTESTABLE:
+                return position
+            if position <= inner:
+                break
+            position = (position + inner) // 2
+        return None
+
+    def _first_not_bad(self) -> int | None:
+        found = (p for p in range(self.end) if self.settled(p) in (Verdict.GOOD, Verdict.OTHER))
+        return next(found, None)
+
+    def _between(self, low: int, high: int | None) -> tuple[int, int | None]:
+        """Narrow down from a bad position and one that is not (None: none is known)."""
+        while True:
+            top = self.end if high is None else high
+            for position in range(low + 1, top):
+                if self.settled(position) is Verdict.BAD:
+                    low = position
+            choices = [p for p in range(low + 1, top) if self.settled(p) is None]
+            if not choices:
+                return low, high
+            position = self._next(choices, low, top)
+            self._announce(choices, position, low, top)
+            verdict = self.ask(position)
+            if verdict is Verdict.BAD:
+                low = position
+            elif verdict is not Verdict.UNTESTABLE:
+                high = position
+
+    def _next(self, choices: Sequence[int], low: int, top: int) -> int:
+        """The choice nearest to the declared boundary, or, where that is refuted, to the middle."""
+        aim = (low + top) / 2
+        if self.declared is not None and low < self.declared + 0.5 < top:
+            aim = self.declared + 0.5
+        return min(choices, key=lambda position: (abs(position - aim), position))
+
+    def _announce(self, choices: Sequence[int], now: int, low: int, top: int) -> None:
+        if self.board.upcoming is None:
+            return
+        halves = [(now, top), (low, now)]
+        if self.declared is not None:  # what is declared is to be expected, and no more is fetched
+            halves = [halves[now > self.declared]]
+        for bottom, ceiling in halves:
+            if rest := [p for p in choices if bottom < p < ceiling]:
+                self.board.upcoming([self.points[self._next(rest, bottom, ceiling)]])
+                return
+
+    def _one_after_another(self) -> tuple[int, int | None]:
+        low = 0
+        for position in range(1, self.end):
+            self._announce(list(range(position, self.end))[:2], position, low, self.end)
+            verdict = self.ask(position)
+            if verdict is Verdict.BAD:
+                low = position
+            elif verdict is not Verdict.UNTESTABLE:
+                return low, position
+        return low, None
+
+    # ------------------------------------------------------------------ the end
+
+    def _conclude(self, low: int, high: int | None) -> None:
+        found = self.found
+        found.bad = self.points[low]
+        if high is None:
+            if low == self.end - 1:
+                found.conclusion = Conclusion.NO_BOUNDARY
+                found.notes.append(f"the failure is in {self.name(low)}, the last on that side")
+            else:
+                found.conclusion = Conclusion.INCONCLUSIVE
+                found.gap = sorted(self.points[low + 1 : self.end])
+                found.notes.append(
+                    f"beyond {self.name(low)} nothing could be tested: no good one is known there"
+                )
+            return
+        found.beyond = self.points[high]
+        other = self.board.counts(found.beyond)[Verdict.OTHER]
+        found.ends_in = Verdict.OTHER if other else Verdict.GOOD
+        found.gap = sorted(self.points[low + 1 : high])
+        found.conclusion = Conclusion.RANGE if found.gap else Conclusion.FOUND
+
+    def _verify(self, low: int, high: int) -> None:
+        """Both sides again; then as often as the confidence that is asked for needs it."""
+        sides = [self.again(position) for position in (high, low)]
+        self.found.verified = all(sides) and not self.found.gap
+        if not all(sides):
+            self.found.notes.append("a side of the boundary could not be run again")
+        elif self._posterior().of_boundary[self._alive().index(low)] < self.options.confidence:
+            self._weigh()
+            self.found.posterior = self.found.rate = None  # nothing contradicts it
+
+    def _came_back(self, high: int, far: int) -> None:
+        """``far`` is bad, ``high`` before it is not: flaky, or it really came back. Raises
+        Contradiction."""
+        for wanted in range(2, self.options.settle + 1):
+            for position in (high, far):
+                if not self.again(position, wanted):
+                    return
+        found = self.found
+        found.returned = [self.points[far]]
+        times = self.options.settle
+        found.notes.append(
+            f"the failure is gone in {self.name(high)} ({times} of {times} runs) and is there "
+            f"again in {self.name(far)} ({times} of {times}): it came back; this is about the "
+            f"boundary next to {self.name(0)}"
+        )
+        self.end = high + 1
+
+    def _other(self) -> None:
+        """How far the different failure beyond the boundary goes."""
+        found = self.found
+        first = self.points.index(found.beyond) if found.beyond is not None else 0
+        kinds = {p: self._kind(p) for p in range(first, len(self.points))}
+        goods = [p for p, kind in kinds.items() if kind is Verdict.GOOD]
+        if not goods:
+            last = max(p for p, kind in kinds.items() if kind is Verdict.OTHER)
+            if last > first:
+                found.notes.append(f"so does {self.name(last)}, the furthest that was run")
+            found.notes.append("no good one was seen on that side")
+            return
+        low, high = first, min(goods)
+        while choices := [p for p in range(low + 1, high) if self._kind(p) is None]:
+            middle = (low + high) / 2
+            position = min(choices, key=lambda p: (abs(p - middle), p))
+            self.run(position)
+            kind = self._kind(position)
+            low = position if kind is Verdict.OTHER else low
+            high = position if kind is Verdict.GOOD else high
+            if kind is Verdict.BAD:
+                found.returned.append(self.points[position])
+                return
+        found.other_since = (self.points[low], self.points[high])
+
+    def _kind(self, position: int) -> Verdict | None:
+        try:
+            return self.settled(position)
+        except Contradiction:
+            return Verdict.BAD
+
+    # ------------------------------------------------------------------ Bayesian
+
+    def _alive(self) -> list[int]:
+        """Positions that can be tested, as far as is known."""
+        runs = self.board.runs
+        return [p for p in range(self.end) if self.judged(p) or not runs.get(self.points[p])]
+
+    def _posterior(self) -> Posterior:
+        from mmrepro.campaign.bisect.posterior import Counts, Posterior
+
+        alive = self._alive()
+        counts = [self.board.counts(self.points[p]) for p in alive]
+        declared = None
+        if self.declared is not None:
+            declared = max(i for i, p in enumerate(alive) if p <= self.declared)
+        return Posterior(
+            [Counts(c[Verdict.BAD], c[Verdict.GOOD], c[Verdict.OTHER]) for c in counts], declared
+        )
+
+    def _weigh(self) -> None:
+        """Run what tells most until the boundary is as sure as is asked for."""
+        found, spent = self.found, 0
+        while True:
+            alive, posterior = self._alive(), self._posterior()
+            chances = posterior.of_boundary
+            best = max(range(len(alive)), key=lambda i: chances[i])
+            found.posterior = {self.points[p]: chances[i] for i, p in enumerate(alive)}
+            found.rate = posterior.rate
+            sides = [alive[best]] + ([alive[best + 1]] if best + 1 < len(alive) else [])
+            sure = chances[best] >= self.options.confidence
+            due = [p for p in sides if self.judged(p) < 2]
+            if (sure and not due) or spent >= self.options.budget:
+                break
+            choices = due if sure else list(range(len(alive)))
+            position = due[0] if sure else alive[posterior.most_informative(choices)]
+            self.run(position)
+            spent += 1
+        low, high = alive[best], alive[best + 1] if best + 1 < len(alive) else None
+        if not sure:
+            found.bad, found.beyond, found.gap = self.points[low], None, []
+            found.conclusion, found.verified, found.ends_in = Conclusion.INCONCLUSIVE, False, None
+            found.notes.append(
+                f"{spent} runs leave it open: the likeliest boundary is next to {self.name(low)}, "
+                f"at {chances[best]:.0%}, and {self.options.confidence:.0%} were asked for"
+            )
+            return
+        self._conclude(low, high)
+        found.verified = high is not None and not found.gap

@@ -1,0 +1,386 @@
+"""From what was asked for to the cells of a nightly run, by environment."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated
+
+import mmrepro
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import device_of
+from mmrepro.base.machine.host import host_facts
+from mmrepro.base.records import Moment, Record
+from mmrepro.campaign.matrix import selectors
+from mmrepro.campaign.matrix.options import MatrixFile, MatrixRunCommand, Rows
+from mmrepro.campaign.schedule import (
+    ASSUMED_BUILD_S,
+    CONFIRM,
+    REPEAT,
+    Estimates,
+    environment_of,
+    groups_of,
+)
+from mmrepro.engines import get_engine, spec_for
+from mmrepro.engines.environments.build import existing
+from mmrepro.engines.environments.index import Listed, releases_of
+from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.failure.documents.ledger import Cell, Night, Planned
+from mmrepro.run.key import gpu_models
+from mmrepro.scenario import Scenario
+from mmrepro.scenario.registry import load_scenario, scenario_names
+from packaging.version import Version
+from pydantic import Field
+
+ALL, NONE, EACH = "all", "none", "each"
+
+ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
+
+
+@dataclass
+class Plan:
+    """Cells in the order in which they run: those of one environment beside each other."""
+
+    cells: list[Planned]
+    notes: list[str] = field(default_factory=list)
+    """What was asked for and is not among them, and why."""
+
+
+def plan(
+    night: str,
+    rows: Sequence[Rows],
+    over: MatrixRunCommand,
+    defaults: MatrixRunCommand,
+    *,
+    listing: ReleasesOf = releases_of,
+) -> Plan:
+    """The cells of ``rows``.
+
+    Args:
+        night: id of the night that is to run them.
+        over: of the command line: it decides, then the rows themselves, then ``defaults``.
+        listing: what the package index has.
+
+    Raises:
+        UsageError: a name that is none, or nothing to run.
+        EnvironmentBuildError: a selector needs the index, which cannot be asked.
+    """
+    made = _Making(night, over, defaults, listing)
+    asked = [(group, name) for group in rows for name in group.scenario]
+    if not asked:
+        raise UsageError("The matrix has no scenario.", hint="--scenario ghost-key-eviction")
+    for group, name in asked:
+        made.scenarios += [(group, one, text) for one, text in scenarios_called(name)]
+    made.make()
+    if not made.cells:
+        why = f": {made.notes[0]}" if made.notes else "."
+        raise UsageError(f"The matrix has no cell{why}", hint="mmrepro list")
+    return Plan(ordered(made.cells.values()), list(dict.fromkeys(made.notes)))
+
+
+def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:
+    """The cell, and what its scenario expects of it."""
+    expected, _ = scenario.expected(cell.release, frozenset(cell.mitigations))
+    return Planned(
+        night=night,
+        cell=cell,
+        expected=expected,
+        affected=scenario.affected_range,
+        title=scenario.title,
+    )
+
+
+def scenarios_called(name: str) -> list[tuple[Scenario, str]]:
+    """``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with what names it to `run`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name == ALL:
+        return [pair for one in scenario_names() for pair in scenarios_called(f"{one}:{ALL}")]
+    text, _, variant = name.partition(":")
+    loaded = load_scenario(text)
+    if variant == ALL:
+        return [(one, text) for one in loaded.variants or (loaded,)]
+    return [(loaded.with_variant(variant), text)]
+
+
+class _Making:
+    def __init__(
+        self, night: str, over: MatrixRunCommand, defaults: MatrixRunCommand, listing: ReleasesOf
+    ) -> None:
+        self.night, self.over, self.defaults = night, over, defaults
+        self.scenarios: list[tuple[Rows, Scenario, str]] = []
+        self.cells: dict[str, Planned] = {}
+        self.notes: list[str] = []
+        self._ask = listing
+        self._known: dict[tuple[str, str], Sequence[Listed]] = {}
+
+    def make(self) -> None:
+        self.scenarios = [
+            (group, one, text)
+            for group, one, text in self.scenarios
+            if self._engine(group) in ("", one.engine)
+        ]
+        if not self.scenarios:
+            raise UsageError("No scenario of the matrix is of that engine.", hint="mmrepro list")
+        self._check_mitigations()
+        several = len({one.engine for _, one, _ in self.scenarios}) > 1
+        for group, one, text in self.scenarios:
+            self._rows(group, one, text, several)
+
+    def _engine(self, group: Rows) -> str:
+        name = self.over.engine or group.engine or self.defaults.engine or ""
+        return get_engine(name).name if name else ""
+
+    def _rows(self, group: Rows, scenario: Scenario, text: str, several: bool) -> None:
+        wanted = self.over.releases or group.releases or self.defaults.releases
+        device = self.over.device or group.device or self.defaults.device or "auto"
+        on = device_of(device)
+        scenario.read_options(group.option)
+        releases = selectors.chosen(
+            wanted or selectors.DEFAULT,
+            scenario.release,
+            scenario.affects,
+            lambda: self._listed(scenario, on),
+            only_listed=several,
+        )
+        if not releases:
+            self.notes.append(
+                f"{scenario.full_name}: no release of {scenario.engine} is meant by "
+                f"{','.join(wanted or selectors.DEFAULT)}"
+            )
+        for release in releases:
+            for mitigations in self._mitigations(group, scenario, release):
+                cell = Cell(
+                    scenario=text,
+                    variant=scenario.variant,
+                    engine=scenario.engine,
+                    release=release,
+                    device=on,
+                    mitigations=mitigations,
+                    server_args=tuple(group.server_arg),
+                    options=tuple(group.option),
+                )
+                self.cells.setdefault(cell.id, planned(self.night, scenario, cell))
+
+    def _listed(self, scenario: Scenario, device: str) -> Sequence[Listed]:
+        known = (scenario.engine, device)
+        if known not in self._known:
+            spec = spec_for(scenario.engine, scenario.release, device)
+            self._known[known] = self._ask(spec)
+        return self._known[known]
+
+    # ------------------------------------------------------------------ mitigations
+
+    def _wanted(self, group: Rows) -> Sequence[str]:
+        return self.over.mitigation or group.mitigation or self.defaults.mitigation or [NONE]
+
+    def _check_mitigations(self) -> None:
+        """Raises UsageError: one that no scenario has, or that is another release."""
+        for name in {n for group, _, _ in self.scenarios for n in self._wanted(group)}:
+            if name in (NONE, EACH):
+                continue
+            those = [s for g, s, _ in self.scenarios if name in self._wanted(g)]
+            found = [m for s in those for m in s.mitigations if m.name == name]
+            if not found:
+                those[0].mitigation(name)  # raises, and lists them
+            if all(m.release for m in found):
+                raise UsageError(
+                    f"The mitigation {name!r} is another release, which is a column of its own.",
+                    hint=f"--releases {found[0].release}",
+                )
+
+    def _mitigations(
+        self, group: Rows, scenario: Scenario, release: str
+    ) -> Iterable[tuple[str, ...]]:
+        wanted = self._wanted(group)
+        if NONE in wanted or EACH in wanted:
+            yield ()
+        for one in scenario.mitigations:
+            if one.name not in wanted and EACH not in wanted:
+                continue
+            if one.release:
+                self.notes.append(
+                    f"{scenario.full_name}: its mitigation {one.name} is the release {one.release}"
+                    ", a column of its own"
+                )
+                continue
+            speaks = one.effective_on.contains(Version(release), prereleases=True)
+            if one.name in wanted or (scenario.affects(release) and speaks):
+                yield (one.name,)
+
+
+def ordered(cells: Iterable[Planned]) -> list[Planned]:
+    """By environment, oldest release first; otherwise as they come."""
+    return sorted(
+        cells,
+        key=lambda p: (p.cell.engine, selectors.version_of(p.cell.release), *environment_of(p)),
+    )
+
+
+def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
+    """The cells of shard ``i/n``. Raises UsageError.
+
+    All cells of an environment are in one shard, and which one does not depend on what else is in
+    the plan: a machine that sees a release earlier than the others changes nothing for them.
+    """
+    if not shard:
+        return list(cells)
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+    if not match or int(match[1]) > int(match[2]):
+        raise UsageError(f"{shard!r} is no shard.", hint="--shard 1/3, 2/3 and 3/3 make the whole")
+    number, count = int(match[1]), int(match[2])
+    return [
+        one
+        for one in cells
+        if zlib.crc32(" ".join(environment_of(one)).encode()) % count == number - 1
+    ]
+
+
+# ---------------------------------------------------------------- for --dry-run
+
+
+class DryCell(Record):
+    cell: Cell
+    id: str
+    expected: str
+    runs: Annotated[int, Field(description="that are still to be made, if nothing surprises")]
+    seconds: Annotated[float, Field(description="estimate for these runs")]
+    seconds_from: Annotated[str, Field(description="what the estimate is based on")]
+
+
+class DryGroup(Record):
+    name: str
+    engine: str
+    release: str
+    device: str
+    environment: Annotated[str, Field(description="there, or to be fetched first")]
+    download_bytes: Annotated[int, Field(description="unpacked, about; 0: it is there")]
+    seconds: Annotated[float, Field(description="estimate: the environment and the runs")]
+    cells: list[DryCell]
+
+
+class DryRun(Record):
+    night: str
+    shard: str
+    groups: list[DryGroup]
+    runs: int
+    seconds: Annotated[float, Field(description="estimate, one after another")]
+    download_bytes: int
+    notes: list[str]
+
+
+def dry_run(
+    night: str,
+    cells: Sequence[Planned],
+    left: Callable[[Planned], int],
+    estimates: Estimates,
+    notes: Sequence[str] = (),
+    shard: str = "",
+) -> DryRun:
+    """What would be run. ``left``: runs of a cell that are still to be made."""
+    groups = []
+    for group in groups_of(cells):
+        made = []
+        for one in group.cells:
+            seconds, why = estimates.of(one.cell)
+            runs = left(one)
+            made.append(
+                DryCell(
+                    cell=one.cell,
+                    id=one.cell.id,
+                    expected=one.expected or "",
+                    runs=runs,
+                    seconds=round(runs * seconds, 1),
+                    seconds_from=why,
+                )
+            )
+        spec = group.spec
+        needed = any(c.runs for c in made) and spec is not None and existing(spec) is None
+        groups.append(
+            DryGroup(
+                name=group.name,
+                engine=group.engine,
+                release=group.release,
+                device=group.device,
+                environment="to be fetched first" if needed else "there",
+                download_bytes=spec.disk_bytes if spec is not None and needed else 0,
+                seconds=round(sum(c.seconds for c in made) + needed * ASSUMED_BUILD_S, 1),
+                cells=made,
+            )
+        )
+    return DryRun(
+        night=night,
+        shard=shard,
+        groups=groups,
+        runs=sum(c.runs for g in groups for c in g.cells),
+        seconds=round(sum(g.seconds for g in groups), 1),
+        download_bytes=sum(g.download_bytes for g in groups),
+        notes=list(notes),
+    )
+
+
+def planned_of(asked: MatrixRunCommand, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+    """The cells that are asked for, and what was left out of them. Raises MmreproError."""
+    made = plan(name_of(asked), _rows(asked, given), asked, given.matrix)
+    cells = sharded(made.cells, asked.shard)
+    if not cells:
+        made.notes.append(f"no environment of the plan falls into shard {asked.shard}")
+    return cells, made.notes
+
+
+def name_of(asked: MatrixRunCommand) -> str:
+    return asked.night or f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+def night_of(asked: MatrixRunCommand, settings: MatrixRunCommand) -> Night:
+    """Raises UsageError: its name is none."""
+    try:
+        return Night(
+            id=name_of(asked),
+            created=Moment.now(),
+            command=asked.command_line(ray="auto" if asked.ray else ""),
+            mmrepro_version=mmrepro.__version__,
+            machine=settings.machine,
+            host=host_facts(gpu_models()),
+            repeat=settings.repeat or REPEAT,
+            confirm=CONFIRM if settings.confirm is None else settings.confirm,
+            every_h=settings.every / 3600 if settings.every else None,
+            shard=asked.shard,
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"{asked.night!r} cannot name a night.", hint="letters, digits, dots, dashes"
+        ) from error
+
+
+def _rows(asked: MatrixRunCommand, given: MatrixFile) -> list[Rows]:
+    """The file's, those with a scenario of the command line if that names any; or that one's."""
+    arguments, options = list(asked.server_args), list(asked.options)
+    if asked.file is None or not given.cell:
+        own = Rows(scenario=list(asked.scenarios), server_arg=arguments, option=options)
+        return [own] if asked.scenarios else []
+    rows = []
+    for group in given.cell:
+        names = [s for s in group.scenario if not asked.scenarios or _named(s, asked.scenarios)]
+        if names:
+            added = {
+                "scenario": names,
+                "server_arg": group.server_arg + arguments,
+                "option": group.option + options,
+            }
+            rows.append(group.model_copy(update=added))
+    if not rows:
+        raise UsageError(
+            f"{asked.file} has no row of {', '.join(asked.scenarios)}.",
+            hint=f"mmrepro matrix run {asked.file} --dry-run",
+        )
+    return rows
+
+
+def _named(name: str, wanted: Sequence[str]) -> bool:
+    return "all" in wanted or name in wanted or name.partition(":")[0] in wanted

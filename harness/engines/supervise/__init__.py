@@ -1,0 +1,236 @@
+"""Processes of an engine: started, watched and ended by a supervisor of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from urllib.request import ProxyHandler, build_opener
+
+from mmrepro.base import processes
+from mmrepro.base.errors import SupervisorError
+from mmrepro.base.machine.files import refuse_other_kinds
+from mmrepro.engines.supervise import supervisor
+from mmrepro.engines.supervise.supervisor import (
+    Entry as Entry,
+    ForkServerOrder,
+    LaunchOrder as LaunchOrder,
+    StopReport as StopReport,
+)
+
+TMP_PLACEHOLDER = "{run-tmp}"
+"""In the value of a variable: the run's temporary folder."""
+START_TIMEOUT_S = 30.0
+STOP_MARGIN_S = 15.0
+END_S = 10.0
+"""Within which a guardian has ended what a killed supervisor left."""
+
+
+def free_port() -> int:
+    """A loopback port that is free right now (bound to 0 and let go)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    """Whether ``url`` is answered with 200 within two seconds, past any proxy."""
+    try:
+        with build_opener(ProxyHandler({})).open(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+class EngineProcess:
+    """An engine under its supervisor.
+
+    Attributes:
+        pid: the supervisor's: ending it ends the engine.
+        engine_pid: of the engine's first process.
+    """
+
+    def __init__(
+        self,
+        order: LaunchOrder,
+        orders: BinaryIO,
+        events: BinaryIO,
+        guardian: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """``orders`` and ``events`` lead to the supervisor, ``guardian`` if it is our child."""
+        self._order = order
+        self._orders = orders
+        self._stream = events
+        self._guardian = guardian
+        self._events: dict[str, dict[str, Any]] = {}
+        self._changed = threading.Condition()
+        self._report: StopReport | None = None
+        self.pid = self.engine_pid = 0
+        self.log = Path(order.log)
+        threading.Thread(target=self._read, name="supervisor", daemon=True).start()
+
+    def begin(self) -> None:
+        """Send the order, and return once the engine's process exists. Raises SupervisorError."""
+        self._write(to_line(self._order))
+        started = self._wait_for("started", START_TIMEOUT_S)
+        if started is None:
+            why = self._events.get("failed", {}).get("why")
+            with contextlib.suppress(OSError):
+                self._orders.close()  # it ends what it may have started
+            raise SupervisorError(
+                f"The engine could not be started: {why or 'its supervisor gives no reason'}."
+            )
+        self.pid, self.engine_pid = started["supervisor"][0], started["engine"][0]
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the engine's first process, if it ended by itself."""
+        with self._changed:
+            if "exited" in self._events:
+                return int(self._events["exited"]["code"])
+            if "gone" in self._events and not self._report and "stopped" not in self._events:
+                raise SupervisorError("The supervisor of the engine ended, and the engine with it.")
+            return None
+
+    def process_ids(self) -> list[int]:
+        """All living processes of the engine."""
+        return [*processes.descendants(self.pid)]
+
+    def detach(self) -> None:
+        """Let the engine outlive the harness (``--keep-server``)."""
+        self._write(b"detach\n")
+        self._wait_for("detached", START_TIMEOUT_S)
+
+    def stop(self, grace_s: float | None = None) -> StopReport:
+        """End the engine and all that it left; safe to call twice.
+
+        Args:
+            grace_s: seconds between SIGTERM and SIGKILL; those of the start by default.
+        """
+        if self._report is None:
+            grace_s = self._order.grace_s if grace_s is None else grace_s
+            self._write(f"stop {grace_s}\n".encode())  # it may have stopped by itself
+            stopped = self._wait_for("stopped", grace_s + STOP_MARGIN_S)
+            self._report = StopReport(**stopped["report"]) if stopped else self._end_by_force()
+        return self._report
+
+    def _end_by_force(self) -> StopReport:
+        """The supervisor does not answer: kill it, and its guardian cleans up."""
+        owned = dict(self._events["started"].values()) | processes.descendants(self.pid)
+        if processes.alive(self.pid, owned[self.pid]):
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + END_S
+        while left := [pid for pid, born in owned.items() if processes.alive(pid, born)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return StopReport(
+            forced=["the supervisor did not answer and was killed"],
+            left=[processes.label(pid) for pid in left],
+        )
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it ended, which `_wait_for` finds out
+            self._orders.write(data)
+            self._orders.flush()
+
+    def _read(self) -> None:
+        """Keep what the supervisor reports; each event comes once."""
+        with contextlib.suppress(OSError):
+            for line in self._stream:
+                with contextlib.suppress(ValueError):
+                    self._take(json.loads(line))
+        self._take({"event": "gone"})
+
+    def _take(self, event: dict[str, Any]) -> None:
+        with self._changed:
+            self._events[event.pop("event")] = event
+            self._changed.notify_all()
+
+    def _wait_for(self, event: str, timeout_s: float) -> dict[str, Any] | None:
+        """The event; None: it does not come, or not in time."""
+        ends = {event, "failed", "gone"}
+        with self._changed:
+            self._changed.wait_for(lambda: ends & self._events.keys(), timeout_s)
+            return self._events.get(event)
+
+
+def start_engine(
+    argv: list[str], env: dict[str, str], *, cwd: Path, log: Path, grace_s: float = 10.0
+) -> EngineProcess:
+    """Start ``argv`` under a supervisor of its own and return once the process exists.
+
+    Raises:
+        SupervisorError: the supervisor or the engine's command could not be started.
+    """
+    order = launch_order(argv, env, cwd=cwd, log=log, grace_s=grace_s)
+    try:
+        guardian = subprocess.Popen(
+            [sys.executable, "-I", supervisor.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        shutil.rmtree(order.tmp, ignore_errors=True)
+        raise SupervisorError(f"The supervisor process could not be started: {error}.") from error
+    orders, events = cast(BinaryIO, guardian.stdin), cast(BinaryIO, guardian.stdout)
+    process = EngineProcess(order, orders, events, guardian)
+    process.begin()
+    return process
+
+
+def launch_order(
+    argv: list[str],
+    env: dict[str, str],
+    *,
+    cwd: Path,
+    log: Path,
+    grace_s: float,
+    entry: Entry | None = None,
+    preface: str = "",
+) -> LaunchOrder:
+    """An order with a temporary folder of its own.
+
+    The engine gets a short temporary folder as ``TMPDIR``: its sockets live there, and a path of
+    a Unix socket holds 107 bytes.
+
+    Raises:
+        SupervisorError: where ``log`` shall be there is something that is no plain file.
+    """
+    try:
+        refuse_other_kinds(log)
+    except OSError as error:
+        raise SupervisorError(f"{log} cannot be written: {error.strerror}.") from error
+    tmp = tempfile.mkdtemp(prefix="mmr-")
+    env = run_variables(env, tmp)
+    return LaunchOrder(argv, env, str(cwd), str(log), tmp, grace_s, entry, preface)
+
+
+def to_line(order: LaunchOrder | ForkServerOrder) -> bytes:
+    """The first line that a supervisor or a fork server reads."""
+    return json.dumps(asdict(order)).encode() + b"\n"
+
+
+def run_variables(env: Mapping[str, str], tmp: str) -> dict[str, str]:
+    """``env`` with the variables that every run has for itself.
+
+    With ``SPT_NOENV`` setproctitle leaves the environment of a process that renames itself as it
+    is in /proc.
+    """
+    own = {name: value.replace(TMP_PLACEHOLDER, tmp) for name, value in env.items()}
+    return {**own, "TMPDIR": tmp, "SPT_NOENV": "1"}

@@ -1,0 +1,1 @@
+"""From evidence to truth, and all that is written of a run: ``signature``, ``documents``."""

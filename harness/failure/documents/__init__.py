@@ -1,0 +1,34 @@
+"""All that is written of a run: ``incident.json``, its folder, and what lies beside it."""
+
+from mmrepro.base.records import (
+    EVIDENCE_DIR as EVIDENCE_DIR,
+    Fidelity as Fidelity,
+    HostFacts as HostFacts,
+    Setting as Setting,
+    StandIn as StandIn,
+    WheelFacts as WheelFacts,
+)
+from mmrepro.failure.documents.model import (
+    INCIDENT_FILE as INCIDENT_FILE,
+    SCHEMA_VERSION as SCHEMA_VERSION,
+    Birthday as Birthday,
+    ClaimResult as ClaimResult,
+    ClaimStatus as ClaimStatus,
+    EngineFacts as EngineFacts,
+    Exhibit as Exhibit,
+    GateFacts as GateFacts,
+    Incident as Incident,
+    KeyFrame as KeyFrame,
+    KeyStack as KeyStack,
+    LogExcerpt as LogExcerpt,
+    MitigationFacts as MitigationFacts,
+    ModelFacts as ModelFacts,
+    Pool as Pool,
+    Reference as Reference,
+    ScenarioFacts as ScenarioFacts,
+    ServerFacts as ServerFacts,
+    Shown as Shown,
+    SourceExcerpt as SourceExcerpt,
+    SymptomRow as SymptomRow,
+    WarmParentFacts as WarmParentFacts,
+)

@@ -1,0 +1,200 @@
+"""The incident of a run while it grows, in its folder: made early, checked for space, written at
+every stage."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+from mmrepro.base import units
+from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
+from mmrepro.base.machine.files import is_there, write_file
+from mmrepro.base.records import Moment
+from mmrepro.base.text.redact import Redactor
+from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
+from mmrepro.traffic.evidence.recorder import Listener, Recorder
+
+NEEDED_BYTES = 100 << 20
+DEFAULT_ROOT = "incidents"
+
+
+def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
+    """The folder of a run: ``out``, or a new one below ``incidents/``.
+
+    Raises:
+        UnwritableOutput: it cannot be made or written, or already holds an incident.
+        NoSpace: less than 100 MiB are free there.
+    """
+    folder = out if out is not None else new_folder(DEFAULT_ROOT, scenario, release)
+    if is_there(folder / INCIDENT_FILE):
+        raise UnwritableOutput(
+            f"{folder} already holds an incident.", hint="choose another --out, or remove it"
+        )
+    return prepared(folder, EVIDENCE_DIR)
+
+
+def new_folder(root: str, scenario: str, release: str) -> Path:
+    """A name below ``root`` that nothing has yet."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return unused(Path(root) / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}"))
+
+
+def prepared(folder: Path, below: str = "") -> Path:
+    """``folder``, made with ``below`` in it, and seen to be writable and roomy; absolute.
+
+    Raises:
+        UnwritableOutput: it cannot be made or written.
+        NoSpace: less than 100 MiB are free there.
+    """
+    try:
+        (folder / below).mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-test-"):
+            pass
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(folder) from error
+        why = os.strerror(error.errno or 0)
+        raise UnwritableOutput(
+            f"The output folder {folder} cannot be written: {why}.",
+            hint="mmrepro run … --out DIR, with a DIR that you may write",
+        ) from error
+    if free < NEEDED_BYTES:
+        raise _full(folder, free)
+    return folder.resolve()
+
+
+def unused(path: Path) -> Path:
+    """``path``, or with a number behind it: two runs may start within one second."""
+    candidate, number = path, 2
+    while is_there(candidate):
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def _full(folder: Path, free: int | None = None) -> NoSpace:
+    left = f" ({units.size(free)} are free, {units.size(NEEDED_BYTES)} are needed)" if free else ""
+    return NoSpace(
+        f"The disk that holds {folder} is full{left}.",
+        hint="mmrepro env prune, or --out DIR on another disk",
+    )
+
+
+def discard(folder: Path) -> None:
+    """Remove what :func:`make_run_dir` made, and nothing that somebody else put there."""
+    with contextlib.suppress(OSError):
+        (folder / INCIDENT_FILE).unlink(missing_ok=True)
+        (folder / EVIDENCE_DIR).rmdir()
+        folder.rmdir()
+
+
+def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path:
+    """Write ``incident.json`` whole or not at all; returns the folder that it is in.
+
+    When the disk is full the incident goes to the temporary folder instead: what was collected is
+    not lost.
+
+    Raises:
+        NoSpace: there is no room there either.
+    """
+    text = incident_json(redactor.redact_model(incident)) + "\n"
+    try:
+        write_file(folder / INCIDENT_FILE, text)
+        return folder
+    except OSError as error:
+        try:
+            refuge = Path(tempfile.mkdtemp(prefix=f"mmrepro-{incident.scenario.name}-"))
+            write_file(refuge / INCIDENT_FILE, text)
+        except OSError:
+            raise NoSpace(
+                f"The incident could not be written to {folder}: {error.strerror}.",
+                hint="mmrepro env prune, then run again",
+            ) from error
+        return refuge
+
+
+def incident_json(incident: Incident) -> str:
+    """The incident as JSON, also where a text of it cannot be encoded as it is."""
+    try:
+        return incident.model_dump_json(indent=1)
+    except ValueError:  # a lone surrogate, from a folder's name or another process: no file has it
+        clean = _encodable(incident.model_dump())
+        return Incident.model_validate(clean).model_dump_json(indent=1)
+
+
+def _encodable(value: object) -> object:
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value
+
+
+State = Literal["complete", "interrupted", "failed"]
+
+
+class Journal:
+    """What a run has told so far; nothing is decided by it.
+
+    Attributes:
+        incident: valid, if partial, at every moment; its evidence is the recorder's.
+        folder: of the incident; another one once the disk is full.
+    """
+
+    def __init__(self, incident: Incident, folder: Path, listener: Listener | None = None) -> None:
+        self.incident, self.folder = incident, folder
+        self.recorder = Recorder(folder, listener)
+        self._redactor = Redactor()
+        incident.evidence = self.recorder.evidence
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """An event as it begins; its seconds once it has ended, however it did."""
+        began = time.monotonic()
+        self.recorder.event(name, source="stage")
+        try:
+            yield
+        finally:
+            self.incident.stages[name] = round(time.monotonic() - began, 2)
+
+    def save(self) -> None:
+        """Write the incident as it is; a full disk moves it. Raises as ``write_incident``."""
+        folder = write_incident(self.incident, self.folder, self._redactor)
+        if folder != self.folder:
+            self.folder, self.incident.incident_dir = folder, str(folder)
+            self.save()  # it tells where it is
+
+    @contextlib.contextmanager
+    def whole_run(self) -> Iterator[None]:
+        """Around all of a run: how it ended is told and saved, and raised again."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._end("interrupted", "interrupted by the user")
+            raise
+        except MmreproError as error:
+            self.incident.failure_class = type(error).__name__
+            self._end("failed", error.message, error.detail)
+            raise
+        except BaseException as error:
+            self.incident.failure_class = type(error).__name__
+            self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
+            raise
+        self._end("complete")
+
+    def _end(self, state: State, failure: str = "", detail: Sequence[str] = ()) -> None:
+        self.recorder.phase = "stop"
+        self.incident.state, self.incident.failure = state, failure
+        self.incident.failure_detail += detail
+        self.incident.finished = Moment.now()
+        self.save()

@@ -1,0 +1,245 @@
+"""What a list shows of an incident, or of a campaign: the beginning of its file, no evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrepro.base.machine.files import open_to_read
+from mmrepro.base.records import Fidelity, Moment, parsed
+from mmrepro.failure.documents.ledger import LEDGER_FILE
+from mmrepro.failure.documents.model import INCIDENT_FILE
+from mmrepro.failure.signature import Outcome
+from pydantic import BaseModel
+from pydantic_core import from_json
+
+CHUNK = 1 << 16
+MAX_BYTES = 128 << 20
+_EVIDENCE = b'\n "evidence": {'
+"""The last field of what ``write_incident`` writes, and nearly all of it. No text in the file holds
+a line break, so it can be nothing else."""
+
+
+class _Named(BaseModel):
+    name: str
+    variant: str = ""
+    release: str = ""
+
+
+class _Server(BaseModel):
+    engine: str
+    release: str
+
+
+class _Verdict(BaseModel):
+    outcome: Outcome
+    expected: Outcome | None = None
+    as_expected: bool = False
+
+
+class Head(BaseModel):
+    """Of an incident of any version that has these fields; others are not looked at."""
+
+    id: str
+    created: Moment
+    finished: Moment | None = None
+    state: str
+    failure: str = ""
+    failure_class: str = ""
+    command: str = ""
+    scenario: _Named
+    engine: _Named
+    fidelity: Fidelity
+    verdict: _Verdict | None = None
+    diagnosis: dict[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """From its beginning to its end; None: it has none."""
+        return None if self.finished is None else self.finished.mono - self.created.mono
+
+    @property
+    def as_expected(self) -> bool | None:
+        """None: nothing was expected, or there is no verdict."""
+        if self.verdict is None or self.verdict.expected is None:
+            return None
+        return self.verdict.as_expected
+
+    @property
+    def outcome(self) -> str:
+        """The verdict's; of a run without one, how it ended: failed, interrupted, diagnosis."""
+        if self.verdict is not None and self.state == "complete":
+            return self.verdict.outcome.value
+        return "diagnosis" if self.diagnosis is not None else self.state
+
+
+@dataclass(frozen=True)
+class Found:
+    """A folder with an incident; ``head`` is None where it cannot be read, and ``why`` tells."""
+
+    folder: Path
+    head: Head | None
+    why: str = ""
+
+
+def read_head(folder: Path) -> Found:
+    """The head of the incident in ``folder``; reads no more of the file than that takes."""
+    try:
+        return Found(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
+    except (OSError, ValueError) as error:
+        return Found(folder, None, str(getattr(error, "strerror", None) or error))
+
+
+def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str]]]:
+    """Folders below ``roots`` (they included) that hold an incident or a campaign, each once, with
+    the names of their files. What lies within an incident is its evidence, and a campaign within a
+    campaign is a part of it. Links are not followed."""
+    seen: set[Path] = set()
+    campaigns: set[Path] = set()
+    for root in roots:
+        for place, folders, files in os.walk(root):
+            found = Path(place)
+            incident = INCIDENT_FILE in files
+            if incident:
+                folders.clear()
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if not incident and (campaigns & {*found.parents} or CAMPAIGN_FILES.isdisjoint(files)):
+                continue
+            if not incident:
+                campaigns.add(found)
+            if (whole := found.resolve()) not in seen:
+                seen.add(whole)
+                yield found, files
+
+
+# ---------------------------------------------------------------- campaigns
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of campaign.
+
+    Attributes:
+        name: as people call it.
+        words: of its command.
+    """
+
+    name: str
+    words: tuple[str, ...]
+
+
+DOCUMENTS = {
+    "fuzz.json": Kind("fuzz session", ("fuzz",)),
+    "replay.json": Kind("replay", ("replay",)),
+    "ablation.json": Kind("ablation", ("ablate",)),
+    "bisection.json": Kind("bisection", ("bisect",)),
+    "summary.json": Kind("acceptance", ("accept",)),
+}
+"""By the file of its document."""
+NIGHTLY = Kind("nightly run", ("matrix", "run"))
+CAMPAIGN_FILES = {*DOCUMENTS, LEDGER_FILE}
+COMPLETE = "complete"
+_NIGHT = b'{"kind": "night", '
+"""The beginning of a ledger's line on the state of a nightly run."""
+
+
+class CampaignHead(BaseModel):
+    """Of the document of a campaign of any kind, or of a nightly run's line."""
+
+    mmrepro_version: str
+    id: str = ""
+    created: Moment
+    finished: Moment | None = None
+    state: str = "interrupted"
+    failure: str = ""
+    command: str
+    resume: str = ""
+    scenario: _Named | None = None
+    server: _Server | None = None
+    device: str = ""
+    cells: int | list[Any] | None = None
+    """How many a nightly run has; an ablation's document has the cells themselves."""
+
+    @property
+    def what(self) -> str:
+        """What it is about: a scenario, a server, a device, or how many cells."""
+        if self.scenario is not None:
+            variant = f" ({self.scenario.variant})" if self.scenario.variant else ""
+            return f"{self.scenario.name}{variant}"
+        if self.server is not None:
+            return f"{self.server.engine} {self.server.release}"
+        if self.device:
+            return f"on {self.device}"
+        return self.id + (f", {self.cells} cells" if isinstance(self.cells, int) else "")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A campaign; ``head`` is None where its document cannot be read, and ``why`` tells."""
+
+    folder: Path
+    kind: Kind
+    head: CampaignHead | None
+    why: str = ""
+
+    @property
+    def created(self) -> float:
+        """Unix time; 0: not known."""
+        return 0.0 if self.head is None else self.head.created.wall.timestamp()
+
+
+def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
+    """The campaigns whose records are right in ``folder``, newest first. Of a document no more is
+    read than its beginning; of a ledger the lines on its nightly runs are looked for."""
+    names = [name for name in DOCUMENTS if name in files]
+    for name in names:
+        try:
+            with open_to_read(folder / name) as file:
+                begins = from_json(file.read(CHUNK), allow_partial=True)
+            # Others call a file summary.json too.
+            if name != "summary.json" or "budget_s" in (begins or ()):
+                yield Listed(folder, DOCUMENTS[name], CampaignHead.model_validate(begins))
+        except (OSError, ValueError) as error:
+            why = str(getattr(error, "strerror", None) or error)
+            yield Listed(folder, DOCUMENTS[name], None, f"{name}: {why}")
+    if not names and LEDGER_FILE in files:
+        yield from _nights(folder)
+
+
+def _nights(folder: Path) -> list[Listed]:
+    """The last line counts of each night. A line that cannot be read is somebody else's to report:
+    whoever opens the ledger hears which."""
+    found: dict[str, CampaignHead] = {}
+    with contextlib.suppress(OSError), open_to_read(folder / LEDGER_FILE) as lines:
+        for line in lines:
+            if line.startswith(_NIGHT) and line.endswith(b"\n"):
+                with contextlib.suppress(ValueError):
+                    head = CampaignHead.model_validate_json(line)
+                    found[head.id] = head
+    newest = sorted(found.values(), key=lambda head: head.created.wall.timestamp(), reverse=True)
+    kinds = {kind.words[0]: kind for kind in DOCUMENTS.values()}
+
+    def kind(head: CampaignHead) -> Kind:
+        """A bisection has a ledger too, and a kill may leave it without its document."""
+        return kinds.get("".join(head.command.split()[1:2]), NIGHTLY)
+
+    return [Listed(folder, kind(head), head) for head in newest]
+
+
+def _beginning(path: Path) -> bytes:
+    """The file up to its evidence, as a JSON document of its own; all of one laid out otherwise."""
+    text = bytearray()
+    with open_to_read(path) as file:
+        while chunk := file.read(CHUNK):
+            start = max(0, len(text) - len(_EVIDENCE))
+            text += chunk
+            end = text.find(_EVIDENCE, start)
+            if end >= 0:
+                return bytes(text[:end].rstrip().removesuffix(b",") + b"}")
+            if len(text) > MAX_BYTES:
+                raise ValueError("it is larger than any that mmrepro writes")
+    return bytes(text)

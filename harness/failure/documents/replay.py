@@ -1,0 +1,335 @@
+"""Replays and fuzzing sessions, as they are written to ``replay.json`` and ``fuzz.json``. Reports
+need the document, and the cases beside a replay."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from mmrepro.base.records import Record, Setting, WheelFacts
+from mmrepro.failure.documents import Fidelity, HostFacts, StandIn
+from mmrepro.failure.documents.searches import CampaignDocument
+from mmrepro.traffic.case.model import Origin, ServerWanted
+from pydantic import Field, StringConstraints
+
+REPLAY_FILE = "replay.json"
+REPLAY_VERSION: Final = 1
+PUBLIC_DIR = "anonymised"
+"""Below a finding's folder: its case with other words and pictures, which was played and fails."""
+VERDICTS_FILE = "verdicts.jsonl"
+"""Beside it: one line for each play that began and each that ended; ``--resume`` reads it."""
+
+
+class FindingClass(StrEnum):
+    """What is wrong; the worst first. Oracles are named after them in docs/replay.md."""
+
+    START_FAILURE = "start-failure"
+    DEATH = "death"
+    HANG = "hang"
+    FAILING = "failing"
+    """The server lives, and fails every request from some moment on."""
+    SERVER_ERROR = "server-error"
+    """An answer of 500 or above, or a broken connection of a server that lives on."""
+    CROSS_TALK = "cross-talk"
+    """An answer depends on the content of other requests."""
+    CACHE_BOUND = "cache-bound"
+    """More cached tokens than any earlier prompt shares with this one."""
+    WRONG_ANSWER = "wrong-answer"
+    """Not what the same server answers with its caches and batching off."""
+    CANARY = "canary"
+    """The canary's answer after the traffic is not the one before it."""
+    PROTOCOL = "protocol"
+    METRICS = "metrics"
+    """The server's counters contradict what the client saw."""
+    RESIDUE = "residue"
+    """The idle server did not return to where it was: running, KV use, threads, files, memory."""
+
+    @property
+    def place(self) -> int:
+        """Among all of them; the worst has 0."""
+        return list(type(self)).index(self)
+
+
+class Expectation(Record):
+    """What a script can hold against one answer: the cached tokens, or the text."""
+
+    operation: str
+    cached_at_most: Annotated[int | None, Field(description="prompt tokens from the cache")] = None
+    text: Annotated[str | None, Field(description="of the answer, whole")] = None
+
+
+class Sighting(Record):
+    """What one oracle holds against one play."""
+
+    finding_class: FindingClass
+    bucket: Annotated[
+        str,
+        Field(
+            description="what makes two failures the same one: class, and exception and top engine "
+            "frames where there are some"
+        ),
+    ]
+    operations: Annotated[list[str], Field(description="whose answers show it")] = []
+    said: Annotated[str, Field(description="one sentence: what was observed")]
+    expected: Annotated[str, Field(description="one sentence: what a sound engine does")] = ""
+    expectations: Annotated[
+        list[Expectation], Field(description="the same for reproduce.py, where it has numbers")
+    ] = []
+
+
+class Rate(Record):
+    """How often it shows, with an exact (Clopper-Pearson) interval."""
+
+    failed: int
+    plays: int
+    low: float
+    high: float
+    confidence: float = 0.95
+
+
+class Step(Record):
+    """One step of the shrinking: what was left out, and what the plays said."""
+
+    what: str
+    kept: Annotated[bool, Field(description="the smaller case fails likewise, and is kept")]
+    requests: Annotated[int, Field(description="in the case that was played")]
+    failed: int
+    plays: int
+    why: str = ""
+
+
+class Needed(Record):
+    """Why something is in the shrunk case."""
+
+    what: Annotated[str, Field(description="an operation's id, a server option, a parameter")]
+    why: Annotated[str, Field(description="what the plays without it showed")]
+    by: Annotated[
+        str, Field(description='operation that it was argued by, being alike; "": played itself')
+    ] = ""
+
+
+class Finding(Record):
+    """One failure, told apart by its bucket."""
+
+    id: Annotated[str, Field(description="f1, f2 …; its folder's name as well")]
+    finding_class: FindingClass
+    bucket: str
+    said: str
+    expected: str = ""
+    expectations: list[Expectation] = []
+    operations: Annotated[
+        list[str], Field(description="of the case that is left: whose answers show it")
+    ] = []
+    also: Annotated[
+        list[str], Field(description="what else the same requests show; the class comes first")
+    ] = []
+    known: Annotated[str | None, Field(description="a scenario's name")] = None
+    known_variant: str = ""
+    known_why: str = ""
+    confirmed: Annotated[
+        bool, Field(description="seen again on fresh servers, as often as was asked for")
+    ] = False
+    rate: Rate
+    requests: Annotated[int, Field(description="in the case that is left")]
+    requests_before: int
+    shrunk: Annotated[bool, Field(description="nothing more can be left out, as was tried")] = False
+    steps: list[Step] = []
+    needed: list[Needed] = []
+    starts: Annotated[int, Field(description="of servers, for this finding")] = 0
+    seconds: float = 0.0
+    folder: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9]{0,64}$"), Field(description="the replay's")
+    ] = ""
+    case_file: Annotated[str, Field(description="the case that is left, below the folder")] = ""
+    server: ServerWanted
+    observed: Annotated[
+        dict[str, str],
+        Field(
+            description="operation: what came of it in the last play: '200 …', '400 …', "
+            "'no answer in 6.0 s', 'left after …', 'not sent'"
+        ),
+    ] = {}
+    stack: Annotated[list[str], Field(description="where it stands, innermost first")] = []
+    log_lines: list[str] = []
+    diagnosis: Annotated[
+        str, Field(description="folder of the incident that a look at the server gave, below")
+    ] = ""
+    limits: list[str] = []
+
+
+class PlayFacts(Record):
+    """One play, as it is counted."""
+
+    number: int
+    what: Annotated[str, Field(description="what it was for")]
+    requests: int
+    state: str
+    buckets: list[str] = []
+    start_s: float = 0.0
+    seconds: float = 0.0
+    early: bool = False
+    error: Annotated[str, Field(description="infrastructure: why it counts for nothing")] = ""
+
+
+class Replay(CampaignDocument):
+    """One replay: traffic in, findings out."""
+
+    document: Annotated[Literal["urn:mmrepro:replay:1"], Field(alias="$id")] = (
+        "urn:mmrepro:replay:1"
+    )
+    origin: Origin
+    server: ServerWanted
+    requests: Annotated[int, Field(description="of the case, before anything was left out")]
+    images: int = 0
+    time: Literal["real", "fast", "order"] = "fast"
+    seed: int = 0
+    host: HostFacts
+    fidelity: Fidelity
+    stand_ins: list[StandIn] = []
+    settings: Annotated[
+        list[Setting], Field(description="of the server, what differs from the engine's defaults")
+    ] = []
+    wheel: WheelFacts | None = None
+    packages: Annotated[list[str], Field(description="name==version, of its environment")] = []
+    start_mode: str = ""
+    deadline_s: float | None = None
+    plays: list[PlayFacts] = []
+    kept_s: Annotated[float, Field(description="in plays that an earlier call had made")] = 0.0
+    budget: Annotated[int, Field(description="most starts of servers")]
+    findings: list[Finding] = []
+    unconfirmed: Annotated[
+        list[Sighting], Field(description="seen once, and not again: told, not counted")
+    ] = []
+    counted: Annotated[
+        dict[str, int], Field(description="seen and no finding: near-ties, batch numerics …")
+    ] = {}
+    unseen: Annotated[list[str], Field(description="what could not be judged, and why")] = []
+    limits: list[str] = []
+
+    @property
+    def exit_code(self) -> int:
+        """1: unknown and confirmed; 3: unproven only; 0: neither."""
+        if any(f.confirmed and f.known is None for f in self.findings):
+            return 1
+        unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
+        return 3 if unproven else 0
+
+
+def bucket_words(buckets: list[str]) -> str:
+    """Their classes, and of a hang where it stands: ``hang in put, server-error``."""
+    words = []
+    for bucket in buckets:
+        parts = bucket.split("/")
+        kind = next((part for part in parts if part in list(FindingClass)), parts[0])
+        place = parts[-1].rpartition(" > ")[2]
+        words.append(f"{kind} in {place}" if kind == FindingClass.HANG and place else kind)
+    return ", ".join(dict.fromkeys(words))
+
+
+FUZZ_FILE = "fuzz.json"
+FUZZ_VERSION: Final = 1
+EPISODES_FILE = "episodes.jsonl"
+"""Beside it: a line for each episode that began, ended, or was pursued; ``--resume`` reads it."""
+EPISODES_DIR = "episodes"
+"""Below the session's folder: ``0007/case.json`` is what episode 7 sent."""
+
+Place = Annotated[
+    str, StringConstraints(pattern=r"^(?:e\d{4,6}(?:-f\d{1,4}){0,2}(?:/f\d{1,4})?)?$")
+]
+
+
+class Learnt(Record):
+    """One number of the server that lengths are chosen around."""
+
+    name: Annotated[str, Field(description="context, KV cache, block, batch, or a refusal's")]
+    tokens: int
+    source: Annotated[str, Field(description="where it was told")]
+
+
+class Episode(Record):
+    """One run of generated requests on one fresh server."""
+
+    number: Annotated[int, Field(description="0: the one that learns the server's limits")]
+    kind: Literal["learning", "mixed", "steady", "many"]
+    origin: Annotated[
+        str, Field(description='"new", or what it was changed from: "episode 3", a file\'s name')
+    ] = "new"
+    switches: Annotated[list[str], Field(description="what its requests may have")] = []
+    requests: int
+    state: Annotated[str, Field(description="how its play ended")] = ""
+    answers: Annotated[
+        dict[str, int], Field(description="status, stuck, left, unsent or broken: requests")
+    ] = {}
+    buckets: Annotated[list[str], Field(description="of what the oracles hold against it")] = []
+    new: Annotated[int, Field(description="things seen that no episode before it showed")] = 0
+    compared: Annotated[bool, Field(description="its answers were held against a reference")] = (
+        False
+    )
+    starts: Annotated[int, Field(description="of servers, without what pursued it")] = 1
+    seconds: float = 0.0
+    pursued: Annotated[Place, Field(description="folder of the replay that pursued it")] = ""
+
+
+class Found(Record):
+    """A finding, and where it came from."""
+
+    id: Annotated[str, Field(description="F1, F2 …, in the order in which they were seen")]
+    episode: int
+    after_s: Annotated[float, Field(description="seconds of fuzzing before it was first seen")]
+    replay: Annotated[Place, Field(description="folder of the replay that pursued it")]
+    folder: Annotated[Place, Field(description="of the finding: report, case, reproduce.py")]
+    finding: Finding
+
+
+class SeenOnce(Record):
+    """What one episode showed, and no further play."""
+
+    episode: int
+    sighting: Sighting
+
+
+class Fuzz(CampaignDocument):
+    """One session: episodes in, findings out. Nothing is claimed absent."""
+
+    document: Annotated[Literal["urn:mmrepro:fuzz:1"], Field(alias="$id")] = "urn:mmrepro:fuzz:1"
+    server: ServerWanted
+    profile: str
+    seed: int
+    budget_s: float
+    elapsed_s: Annotated[float, Field(description="of the budget, earlier calls included")] = 0.0
+    blind: Annotated[bool, Field(description="nothing was named")] = False
+    source: Annotated[str, Field(description="--from: the file's name, without folders")] = ""
+    host: HostFacts
+    fidelity: Fidelity
+    stand_ins: list[StandIn] = []
+    settings: list[Setting] = []
+    wheel: WheelFacts | None = None
+    packages: list[str] = []
+    start_mode: str = ""
+    deadline_s: float | None = None
+    learnt: list[Learnt] = []
+    episodes: list[Episode] = []
+    features: Annotated[
+        dict[str, int],
+        Field(description="different things seen: log lines, answers, metrics, pairs of requests"),
+    ] = {}
+    found: list[Found] = []
+    once: Annotated[list[SeenOnce], Field(description="seen once, and not again")] = []
+    starts: Annotated[int, Field(description="of servers, all together")] = 0
+    pursuing_s: Annotated[float, Field(description="of elapsed_s, spent on findings")] = 0.0
+    counted: dict[str, int] = {}
+    unseen: list[str] = []
+    limits: list[str] = []
+
+    @property
+    def requests(self) -> int:
+        """Sent by episodes, without what pursued them."""
+        return sum(episode.requests for episode in self.episodes)
+
+    @property
+    def exit_code(self) -> int:
+        """1: unknown and confirmed; 3: unproven only; 0: neither."""
+        if any(f.finding.confirmed and f.finding.known is None for f in self.found):
+            return 1
+        unproven = any(not f.finding.confirmed for f in self.found) or bool(self.once)
+        return 3 if unproven else 0

@@ -1,0 +1,91 @@
+"""How an answer reads to a client, who may have asked for more than the engine can hold.
+
+"Answered" is more than HTTP 200 here: an engine may put its error into the answer's text.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrepro.failure.signature.decide import Finding
+from mmrepro.failure.signature.views import Requests
+from mmrepro.traffic.evidence import Evidence, RequestRecord
+
+Kind = Literal["answered", "opaque 500", "opaque answer", "named answer", "refusal", "broken"]
+_LENGTH = re.compile(r"length|too long|exceed|INPUT_LENGTH", re.IGNORECASE)
+_MESSAGE = re.compile(r"""['"]message['"]:\s*['"](.+?)['"]\s*[,}]""")
+_CAUSE = re.compile(r"\bkv\b|cache|block|gpu memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How a client is told that a prompt does not fit.
+
+    ``opaque``: nothing says that it is the length. ``named answer``: a 200 whose text is an error
+    with the engine's status. ``refusal``: a proper error that says it is the length.
+    """
+
+    kind: Kind
+    words: str
+    names_limit: bool | None
+    """None: it is not known what the limit is."""
+    names_cause: bool
+
+    @property
+    def explained(self) -> bool:
+        return self.kind in ("named answer", "refusal")
+
+    def __str__(self) -> str:
+        if self.kind in ("answered", "broken"):
+            return self.words
+        if not self.explained:
+            return f"{self.words}: opaque, it does not say that the prompt is too long"
+        named = (
+            ("the limit", ", not the limit in tokens", self.names_limit),
+            ("the cause", ", not the cause, the KV budget", self.names_cause),
+        )
+        told = " and ".join(name for name, _, there in named if there) or "the length"
+        lacks = "".join(lack for _, lack, there in named if there is False)
+        how = "explained" if self.kind == "refusal" else "explained, but as an answer with 200"
+        return f"{self.words}: {how}; it names {told}{lacks}"
+
+
+def grade(record: RequestRecord, limit: float | None = None) -> Grade:
+    """How ``record`` reads. ``limit``: the longest prompt in tokens, as the engine has it."""
+    text = record.error or record.text
+    message = _MESSAGE.search(text)
+    shown = message[1] if message else text
+    shown = shown if len(shown) <= 160 else shown[:159] + "…"
+    kind = _kind(record, by_length=bool(_LENGTH.search(text)))
+    words = f"HTTP {record.status} “{shown}” in {record.latency_s:.2f} s"
+    if kind == "answered":
+        words = f"HTTP 200 with {record.completion_tokens} tokens in {record.latency_s:.2f} s"
+    elif kind == "broken":
+        words = f"HTTP {record.status}, then {shown}"
+    names_limit = None if limit is None else bool(re.search(rf"\b{limit:g}\b", text))
+    return Grade(kind, words, names_limit, names_cause=bool(_CAUSE.search(text)))
+
+
+def _kind(record: RequestRecord, *, by_length: bool) -> Kind:
+    if record.timed_out or record.status is None:
+        return "broken"
+    if record.status >= 400:
+        opaque: Kind = "opaque 500" if record.status >= 500 else "opaque answer"
+        return "refusal" if by_length else opaque
+    if record.error:
+        return "refusal" if record.stream and by_length else "broken"
+    if record.finish_reason == "error" or record.text.startswith("internal error happened"):
+        return "named answer" if by_length else "opaque answer"
+    return "answered" if record.completion_tokens or record.text else "opaque answer"
+
+
+def given(*labels: str, or_explained: bool = False) -> Callable[[Evidence], Finding]:
+    """Whether each of these requests got tokens; ``or_explained``: or an error that says why."""
+
+    def answered(evidence: Evidence) -> Finding:
+        grades = {label: grade(Requests(evidence).first(label)) for label in labels}
+        met = all(g.kind == "answered" or (or_explained and g.explained) for g in grades.values())
+        return Finding.of(met, "; ".join(f"{label}: {told}" for label, told in grades.items()))
+
+    return answered

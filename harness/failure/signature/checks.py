@@ -1,0 +1,335 @@
+"""Checks that several scenarios share: hangs that look healthy, and whether a digest that stacks
+show is one that logs name.
+
+Each says by the types of its parameters what it reads, and returns a finding; what is missing is
+raised by the views and makes the condition unknown. None is met by the absence of evidence.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from mmrepro.engines import Engine
+from mmrepro.failure.signature.decide import Finding, Truth
+from mmrepro.failure.signature.views import (
+    Logs,
+    Metrics,
+    Processes,
+    Requests,
+    core_processes,
+    spinning,
+)
+from mmrepro.probes.data import (
+    HttpData,
+    InferenceData,
+    ProcessesData,
+    ProcessUse,
+    StacksData,
+    SyscallsData,
+    ThreadStack,
+)
+from mmrepro.traffic.evidence import Evidence, Missing
+
+BUSY_PCT = 50.0
+"""A thread that spins takes a whole core; on a crowded machine it gets half of one."""
+QUEUED_PCT, STARVED_PCT, WANTED_PCT = 10.0, 10.0, 80.0
+"""% of the time without a core that is worth saying; least use, and use with waiting, of a thread
+that spins on an overloaded machine."""
+IDLE_PCT = 30.0
+DEAD = ("Z", "X")
+"""States of a process that runs no more: a zombie, and one that is gone."""
+TOKENS = ("prompt_tokens", "generation_tokens")
+"""Not of requests: a frozen vLLM counts as finished those that their clients give up."""
+
+
+def unanswered(requests: Requests) -> Finding:
+    """A request of the trigger got no answer within its deadline, after others had."""
+    sent = requests.within("trigger")
+    if not sent:
+        raise Missing("no request was sent in the trigger")
+    hung = next((r for r in sent if r.timed_out), None)
+    if hung is None:
+        return Finding.of(False, f"all {len(sent)} requests of the trigger ended in time")
+    text = f"{hung.label}: no answer in {hung.latency_s:.1f} s{usual(requests)}"
+    return Finding.of(True, text)
+
+
+def usual(requests: Requests) -> str:
+    """How soon requests of the gate were answered, as the end of a sentence."""
+    gate = [r.latency_s for r in requests.within("gate") if r.answered]
+    return f", against {max(gate):.2f} s at most in the gate" if gate else ""
+
+
+def probe_unanswered(inference: InferenceData) -> Finding:
+    """A fresh small request after the trigger gets no answer either."""
+    if inference.answered:
+        return Finding.of(False, f"a new request was answered in {inference.seconds:.2f} s")
+    if inference.status is not None:
+        return Finding.of(False, f"a new request got HTTP {inference.status}")
+    told = f"a new request got no answer in {inference.seconds:.1f} s"
+    if inference.cut:
+        told += f", of {inference.deadline_s:.0f}: the wait was cut, for all else was decided"
+    elif inference.seconds < 0.9 * inference.deadline_s:
+        return Finding.of(False, f"a new request failed at once: {inference.error}")
+    return Finding.of(True, told)
+
+
+def endpoints_green(http: HttpData) -> Finding:
+    """The front says that all is well: every asked endpoint answers 200.
+
+    One that is late says nothing: the machine may be starved, and the front as well as ever.
+    """
+    if not http.answers:
+        raise Missing("no endpoint was asked")
+    told = ", ".join(f"{a.path} {a.status or a.error}" for a in http.answers)
+    if all(a.status == 200 or a.timed_out for a in http.answers):
+        late = ", ".join(a.path for a in http.answers if a.timed_out)
+        return Finding.unknown(f"{told}; late: {late}") if late else Finding.of(True, told)
+    return Finding.of(False, told)
+
+
+def queue_empty(metrics: Metrics, engine: Engine) -> Finding:
+    """The scheduler reports nothing running and nothing waiting, in two readings."""
+    running, waiting = (metrics.readings(engine.metrics[name]) for name in ("running", "waiting"))
+    text = f"running {_numbers(running)}, waiting {_numbers(waiting)} (two readings)"
+    return Finding.of(not any(running) and not any(waiting), text)
+
+
+def counted_as_running(metrics: Metrics, engine: Engine) -> Finding:
+    """The scheduler counts a request as running, in two readings."""
+    running = metrics.readings(engine.metrics["running"])
+    text = f"num_requests_running {_numbers(running)}"
+    return Finding.of(all(value >= 1 for value in running), text)
+
+
+def no_progress(metrics: Metrics, engine: Engine) -> Finding:
+    """Counters of finished requests and of tokens do not move between two readings."""
+    return _stand_still(metrics, engine, ("finished", *TOKENS))
+
+
+def tokens_stand_still(metrics: Metrics, engine: Engine) -> Finding:
+    return _stand_still(metrics, engine, [name for name in TOKENS if name in engine.metrics])
+
+
+def _stand_still(metrics: Metrics, engine: Engine, counters: Sequence[str]) -> Finding:
+    moved: list[str] = []
+    still: list[str] = []
+    unread: list[str] = []
+    for counter in counters:
+        try:
+            values = metrics.readings(engine.metrics[counter])
+        except Missing:
+            unread.append(counter)
+        else:
+            told = f"{counter} {_numbers(values)}"
+            (still if values[0] == values[-1] else moved).append(told)
+    if not moved and (unread or not still):
+        return Finding.unknown(f"not read twice: {', '.join(unread) or 'any counter'}")
+    return Finding.of(not moved, "; ".join(moved or still))
+
+
+def core_burns_cpu(processes: Processes, engine: Engine) -> Finding:
+    """The engine's core process uses a core in user space; idle in the gate, it did not.
+
+    On a machine that is overloaded it cannot have a whole one: what it waited for is counted as
+    wanted, as long as it spent what it got in user space.
+    """
+    role = engine.core_role
+    use = processes.of(role)[-1]
+    try:
+        before = processes.of(role, "gate")[-1].user_pct
+    except Missing:
+        before = None
+    queued = f" (it waited {use.queued_pct:.0f} % of the time for one)"
+    text = f"{role} {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core"
+    text += queued if use.queued_pct >= QUEUED_PCT else ""
+    text += "" if before is None else f", idle in the gate {before:.0f} %"
+    if use.user_pct < BUSY_PCT and not _wants_a_core(use):
+        if use.queued_pct >= BUSY_PCT:
+            return Finding.unknown(f"{text}: the machine is overloaded")
+        return Finding.of(False, text)
+    if before is None:
+        return Finding.unknown(f"{text}; what it used in the gate was not measured")
+    return Finding.of(before <= IDLE_PCT, text)
+
+
+def core_busy(processes: Processes, engine: Engine) -> Finding:
+    """The engine's core process uses a core in user space; of a live server, where nothing is
+    known of how it was before. On a crowded machine a reading may be low: the thread queued."""
+    uses = processes.of(engine.core_role)
+    shares = ", ".join(f"{use.user_pct:.0f}" for use in uses)
+    text = f"{engine.core_role} {shares} % of a core in user space ({len(uses)} readings)"
+    spins = spinning(processes.evidence, {use.pid for use in uses})
+    return Finding.of(spins or any(use.user_pct >= BUSY_PCT for use in uses), text)
+
+
+def core_alive(evidence: Evidence, processes: Processes, engine: Engine) -> Finding:
+    if evidence.engine_exit is not None:
+        return Finding.of(False, f"the server ended with {evidence.engine_exit}")
+    state = processes.of(engine.core_role)[-1].state
+    return Finding.of(state not in DEAD, f"{engine.core_role} is in state {state}")
+
+
+def core_gone(evidence: Evidence, engine: Engine) -> Finding:
+    """The server ended by itself, or no living process of it has the core's role."""
+    if evidence.engine_exit is not None:
+        return Finding.of(True, f"the server ended with {evidence.engine_exit}")
+    if not list(evidence.results(ProcessesData, "check")):
+        raise Missing(evidence.why_missing("processes", "check"))
+    cores = core_processes(evidence, engine.core_role, "check")
+    alive = [core.pid for core in cores if core.state not in DEAD]
+    said = f"{engine.core_role} {alive[-1]} is alive" if alive else f"no {engine.core_role} lives"
+    return Finding.of(not alive, said)
+
+
+def engine_works(evidence: Evidence, metrics: Metrics, engine: Engine) -> Finding:
+    """A fresh small request is answered; where none was sent, counters of work done move.
+
+    Without a request, a core that spins while nothing is finished speaks against it.
+    """
+    for _, data in evidence.results(InferenceData, "check"):
+        told = f"answered in {data.seconds:.2f} s" if data.answered else data.error[:200]
+        return Finding.of(data.answered, f"a small request: {told}")
+    still = tokens_stand_still(metrics, engine)
+    if still.truth is Truth.NOT_MET:
+        return Finding(Truth.MET, still.observed)
+    cores = {p.pid for p in core_processes(evidence, engine.core_role, "check")}
+    if still.truth is Truth.MET and spinning(evidence, cores):
+        role = engine.core_role
+        return Finding.of(False, f"{role} spins and finishes nothing: {still.observed}")
+    raise Missing(evidence.why_missing("inference", "check"))
+
+
+def logged(logs: Logs, pattern: str, what: str) -> Finding:
+    """The log holds lines of a named pattern."""
+    lines = logs.lines(pattern)
+    if not lines:
+        return Finding.of(False, f"the log holds no line of {what}")
+    when = f", first at {lines[0].time}" if lines[0].time else ""
+    return Finding.of(True, f"{logs.count(pattern)} lines of {what}{when}")
+
+
+def _wants_a_core(use: ProcessUse) -> bool:
+    """Whether it would have used a core in user space, had it been given one."""
+    in_user_space = use.user_pct >= STARVED_PCT and use.user_pct >= 4 * use.system_pct
+    return in_user_space and use.user_pct + use.queued_pct >= WANTED_PCT
+
+
+def spins_in_user_space(syscalls: SyscallsData) -> Finding:
+    """System calls tell spinning from waiting."""
+    text = f"{syscalls.verdict} ({syscalls.method}): {syscalls.why}"
+    if syscalls.verdict == "unclear":
+        return Finding.unknown(text)
+    return Finding.of(syscalls.verdict == "spinning-in-user-space", text)
+
+
+def added_but_unfinished(
+    evidence: Evidence, logs: Logs, metrics: Metrics, engine: Engine
+) -> Finding:
+    """The front logged more requests as added than the engine ever finished.
+
+    Whether a request that ended in an error counts as finished differs between releases, so those
+    are held against the finding: they alone do not make it.
+    """
+    added = logs.count("added-request")
+    done = metrics.readings(engine.metrics["finished"], least=1)[-1]
+    if added == 0:
+        raise Missing('the log has no line "Added request": is it at DEBUG level?')
+    failed = sum(1 for r in evidence.requests if r.status is not None and r.status >= 500)
+    text = f'{added} requests logged as "Added request", {done:g} finished'
+    if done < added <= done + failed:
+        return Finding.unknown(f"{text}, {failed} failed: it may be those")
+    return Finding.of(added > done, text)
+
+
+def engine_alive(evidence: Evidence) -> Finding:
+    """The server did not end by itself, and was seen to run in the check."""
+    if evidence.engine_exit is not None:
+        return Finding.of(False, f"the server's process ended with {evidence.engine_exit}")
+    for _, data in evidence.results(ProcessesData, "check"):
+        if any(process.state not in DEAD for process in data.processes):
+            return Finding.of(True, "the server's process runs")
+    raise Missing(evidence.why_missing("processes", "check"))
+
+
+def _numbers(values: list[float]) -> str:
+    return " → ".join(f"{v:g}" for v in values)
+
+
+LOCAL = re.compile(r"['\"]([0-9a-f]{16,128})[.…]*['\"]?")
+"""A digest as py-spy prints a local: quoted, and cut when it is long."""
+
+
+def digest_in(value: str) -> str:
+    """The digest that py-spy printed of a local; "" when it printed anything else.
+
+    A sample that pauses nothing may read a local while it is replaced, and prints whatever lay
+    there: another object, a number. That is no reading of the key.
+    """
+    digest = LOCAL.fullmatch(value.strip())
+    return digest[1] if digest else ""
+
+
+def short_hash(text: str) -> str:
+    return text[:16] + "…" if len(text) > 17 else text
+
+
+def same_digest(keys: Sequence[str], named: Collection[str], shown: str) -> Finding:
+    """Whether ``keys``, one of each sample that read it, are digests that the log names.
+
+    Unknown where the samples disagree: one of them may be torn, or the work goes on.
+
+    Args:
+        shown: what the stacks tell of the key, e.g. "popitem evicts".
+    """
+    if not keys:
+        return Finding.unknown("no stack sample shows the key")
+    if not named:
+        return Finding.unknown("the log names no digest to compare with")
+    often = ", ".join(f"{n} × {short_hash(key)}" for key, n in Counter(keys).most_common(5))
+    text = f"{shown} {often}; the log names {', '.join(sorted(map(short_hash, named)))}"
+    fits = {any(digest.startswith(key) for digest in named) for key in keys}
+    return Finding.unknown(text) if len(fits) > 1 else Finding.of(fits.pop(), text)
+
+
+# ------------------------------------------------------------------ a thread that stays in a loop
+
+MIN_SAMPLES = 3
+"""With fewer samples of a thread, where it always is cannot be told."""
+
+
+def stays_below(stacks: StacksData, path: Sequence[str]) -> Finding:
+    """Whether in every sample a thread is inside the functions of ``path``, outermost first; others
+    may lie between them."""
+    samples = [sample for sample in stacks.samples if sample.threads]
+    if len(samples) < MIN_SAMPLES:
+        return Finding.unknown(f"{len(samples)} samples show stacks")
+    inside = sum(any(_goes_through(thread, path) for thread in s.threads) for s in samples)
+    text = f"{inside} of {len(samples)} samples inside {' > '.join(path)}"
+    return Finding.of(inside == len(samples), text)
+
+
+def _goes_through(thread: ThreadStack, path: Sequence[str]) -> bool:
+    inward = iter([frame.name for frame in reversed(thread.frames)])
+    return all(name in inward for name in path)
+
+
+def stays_in(stacks: StacksData, thread: str, path: Sequence[str], callee: str) -> Finding:
+    """Whether the thread of function ``thread`` is inside ``path`` in every sample of it.
+
+    In some of them it must be in ``callee``, and in some it must run: not in all, as it may wait
+    for the GIL in the middle of its loop.
+
+    Args:
+        path: bare names of functions that call each other, innermost first.
+        callee: what ``path`` calls again and again.
+    """
+    threads = stacks.threads(thread)
+    if len(threads) < MIN_SAMPLES:
+        return Finding.unknown(f"{thread} in {len(threads)} of {len(stacks.samples)} samples")
+    inside = [one for one in threads if one.within(*path)]
+    running = sum(one.active for one in inside)
+    calling = sum(one.within(callee, *path) for one in inside)
+    text = f"{len(inside)} of {len(threads)} samples in {path[0]}, {calling} in {callee}"
+    stays = len(inside) == len(threads) and calling > 0 and running > 0
+    return Finding.of(stays, f"{text}, {running} running")

@@ -1,0 +1,1 @@
+"""Live servers: ``diagnose`` one once, ``watch`` it for days."""

@@ -1,0 +1,294 @@
+"""Which class of failure it is, also where no known failure matches. Pure functions.
+
+Each rule takes what was seen and names its class, or nothing; none is met by what could not be
+seen. What the log alone tells is in :mod:`mmrepro.live.diagnose.classes_logged`, memory over time in
+:mod:`mmrepro.live.watch.processes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from mmrepro.engines import ENGINES
+from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass, TargetFacts
+from mmrepro.failure.signature.live_server import LATENESS
+from mmrepro.live.diagnose import classes_logged
+from mmrepro.live.diagnose.classes_logged import named
+from mmrepro.live.diagnose.frozen import Stance, stance
+from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course
+from mmrepro.traffic.evidence import Evidence
+
+STANDSTILL_S = 4.0
+"""Counters of a busy server may stand for as long as a large batch's step takes."""
+UNASKED_S = 8.0
+"""The same where no request of ours waits."""
+FREE_KV = 0.01
+"""Part of the KV cache in use below which it is as good as empty."""
+FLOOD_BYTES_S = 64 << 10
+"""Of log. vLLM at DEBUG level, busy on two cores, writes a tenth of it."""
+OWN_TOKENS = 8
+"""The longest answer that the one small request may get."""
+LOG_GROWTH = "log_growth"
+"""Fact of a diagnosis: bytes a second by which the logs grew while it looked."""
+
+GRAMMARS = re.compile(
+    r"(?:^|/)(?:xgrammar|outlines|outlines_core|llguidance|guidance|lmformatenforcer|interegular)/"
+    r"|/structured_output/|/constrained/|/guided_decoding/|/_?guided_\w+\.py$"
+)
+"""Files of the libraries that compile and match grammars, and of the engines' parts around them
+(vllm/v1/structured_output, sglang/srt/constrained, lmdeploy/pytorch/engine/guided_process.py)."""
+
+Rule = Callable[[View], NamedClass | None]
+ORDER = list(Certainty)
+EXPLAINED_BY: Mapping[LiveClass, frozenset[LiveClass]] = {
+    LiveClass.STEPS_STOPPED: frozenset({LiveClass.NEVER_FITS}),
+}
+"""What says less than another one that was named as well."""
+
+
+def classes(evidence: Evidence, facts: TargetFacts) -> list[NamedClass]:
+    """The classes that the evidence shows, surest first."""
+    view = View(facts, evidence)
+    rules: Iterable[Rule] = (
+        classes_logged.killed_by_input,
+        classes_logged.placeholder_counts,
+        never_fits,
+        grammar_loop,
+        steps_stopped,
+        gauges_lie,
+        work_without_clients,
+    )
+    found = [one for rule in rules if (one := rule(view)) is not None]
+    names = {one.name for one in found}
+    told = [one for one in found if not EXPLAINED_BY.get(one.name, frozenset()) & names]
+    return sorted(told, key=lambda one: ORDER.index(one.certainty))
+
+
+# ---------------------------------------------------------------- the counters
+
+
+def steps_stopped(view: View) -> NamedClass | None:
+    """No step is counted while a request waits: ours, or one that the gauges or the sockets show.
+
+    How many are said to run is no condition: 0 was read in a captured hang. A stack that moves, or
+    a KV cache that fills, is a slow step.
+    """
+    asked = view.answer == "silent"
+    if view.moving is not False or view.span_s < (STANDSTILL_S if asked else UNASKED_S):
+        return None
+    if _short_of_processors(view) or not (waits := _waiting(view)):
+        return None
+    seen, place = stance(view)
+    if seen is Stance.MOVES or (seen is Stance.IDLES and not asked):
+        return None
+    certainty = Certainty.POSSIBLE
+    if seen is Stance.STANDS:
+        certainty = Certainty.CERTAIN if asked else Certainty.LIKELY
+    elif seen is Stance.IDLES:
+        certainty = Certainty.LIKELY
+    where = {
+        Stance.STANDS: f"its engine stands in {place} in every sample",
+        Stance.IDLES: f"its engine idles in {place}",
+    }.get(seen, "")
+    return named(
+        LiveClass.STEPS_STOPPED,
+        certainty,
+        f"No step was made in {view.span_s:.0f} s while a request waits.",
+        [*waits, f"{view.counted()} over {view.span_s:.1f} s", where],
+    )
+
+
+def _waiting(view: View) -> list[str]:
+    """What shows that a request waits."""
+    told = []
+    if view.answer == "silent" and view.inference is not None:
+        told.append(f"a small request got no answer in {view.inference.seconds:.1f} s")
+    told += [f"requests {gauge} in every reading" for gauge in ("waiting", "running")
+             if view.always(gauge)]  # fmt: skip
+    connected = view.connections
+    if len(connected) >= 2 and all(c.unread for c in connected):
+        told.append(f"{connected[-1].unread} clients sent what the server has not read")
+    return told
+
+
+def never_fits(view: View) -> NamedClass | None:
+    """Requests wait for capacity, none runs, and the KV cache is empty: nothing can make room."""
+    waiting = view.timed("waiting_capacity")
+    told = bool(waiting)
+    if not told:
+        # Without the reason it may be a constraint that passes: then only our own silence counts.
+        waiting = view.timed("waiting") if view.answer == "silent" else []
+    running, usage = view.readings("running"), view.readings("kv_usage")
+    if len(waiting) < 2 or len(running) < 2 or len(usage) < 2 or view.moving is not False:
+        return None
+    if any(v < 1 for _, v in waiting) or any(running) or max(usage) > FREE_KV:
+        return None
+    seconds = waiting[-1][0] - waiting[0][0]
+    # The reason is counted by a step that let nobody in: no lateness of this machine explains it.
+    if view.answer == "answered" or (not told and _short_of_processors(view)):
+        return None
+    sure = told and seconds >= STANDSTILL_S
+    reason = "for reason capacity " if told else ""
+    return named(
+        LiveClass.NEVER_FITS,
+        Certainty.CERTAIN if sure else Certainty.LIKELY,
+        "A request waits for more KV cache than there is: none runs, the cache is empty, and it is "
+        "not let in.",
+        [
+            f"waiting {reason}{_numbers(v for _, v in waiting)} over {seconds:.1f} s",
+            f"running {_numbers(running)}",
+            f"KV cache in use {_numbers(usage)}",
+            view.counted(),
+            classes_logged.capacity(view),
+        ],
+    )
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return " → ".join(f"{v:g}" for v in values)
+
+
+# ---------------------------------------------------------------- metrics against the processes
+
+
+def gauges_lie(view: View) -> NamedClass | None:
+    """Nothing runs or waits by the gauges while the engine is inside a call that does not end; or
+    something runs by them while the engine waits for work."""
+    running = view.readings("running")
+    if len(running) < 2 or view.moving is not False or _short_of_processors(view):
+        return None
+    if all(value > 0 for value in running):
+        return _nothing_runs(view, running)
+    waiting = view.readings("waiting")
+    if view.answer != "silent" or view.span_s < STANDSTILL_S or any(running) or any(waiting):
+        return None
+    seen, place = stance(view)
+    if seen not in (Stance.STANDS, Stance.UNSEEN):
+        return None
+    inside = f"its engine stands in {place} in every sample" if seen is Stance.STANDS else ""
+    seconds = view.inference.seconds if view.inference is not None else 0.0
+    return named(
+        LiveClass.GAUGES_LIE,
+        Certainty.CERTAIN if inside else Certainty.POSSIBLE,
+        "By its gauges the server is idle, while a request waits"
+        + (" and its engine is at work." if inside else "."),
+        [
+            f"running {_numbers(running)}, waiting {_numbers(waiting)}",
+            f"a small request got no answer in {seconds:.1f} s",
+            inside,
+        ],
+    )
+
+
+def _nothing_runs(view: View, running: list[float]) -> NamedClass | None:
+    seen, place = stance(view)
+    if seen is not Stance.IDLES or _in_a_step(view) is not False:
+        return None
+    alone = _nobody(view)
+    return named(
+        LiveClass.GAUGES_LIE,
+        Certainty.CERTAIN if alone and view.answer == "not-asked" else Certainty.LIKELY,
+        "By its gauges requests run, while its engine waits for work.",
+        [
+            f"running {_numbers(running)} over {view.span_s:.1f} s, and no token was counted",
+            f"its engine idles in {place}",
+            alone,
+        ],
+    )
+
+
+def work_without_clients(view: View) -> NamedClass | None:
+    """Others' requests run in every reading, work is done, and nobody is connected."""
+    if not (alone := _nobody(view)):
+        return None
+    growth = view.evidence.facts.get(LOG_GROWTH)
+    flood = ""
+    if isinstance(growth, float) and growth >= FLOOD_BYTES_S:
+        flood = f"its log grows by {growth / 1024:.0f} KiB a second"
+    running = view.others_running
+    tokens = view.readings("generation_tokens")
+    made = tokens[-1] - tokens[0] if len(tokens) >= 2 else 0.0
+    busy = len(running) >= 2 and all(value > 0 for value in running)
+    work = made > (OWN_TOKENS if view.inference is not None else 0)
+    if not (busy and (work or view.core_hot)) and not flood:
+        return None
+    return named(
+        LiveClass.WORK_WITHOUT_CLIENTS,
+        Certainty.LIKELY if busy and work else Certainty.POSSIBLE,
+        "It works, and no client is connected.",
+        [
+            alone,
+            f"running, without the small request, {_numbers(running)}" if busy else "",
+            f"{made:g} tokens were generated in {view.span_s:.1f} s" if work else "",
+            "its engine's process computes all the time" if busy and view.core_hot else "",
+            flood,
+        ],
+    )
+
+
+def _nobody(view: View) -> str:
+    """That no client was connected in any reading; "" where one was, or it was not read twice."""
+    connected = view.connections
+    if len(connected) < 2 or any(c.clients for c in connected):
+        return ""
+    return f"no client is connected to port {connected[0].port} in {len(connected)} readings"
+
+
+def _in_a_step(view: View) -> bool | None:
+    """Whether a thread of the core was inside a step in a sample; None: not to be told."""
+    engine = ENGINES.get(view.facts.engine)
+    courses = view.courses(view.core_pid)
+    if engine is None or not engine.step_functions or not courses:
+        return None
+    steps = engine.step_functions
+    return any(f.name in steps for c in courses for s in c.stacks for f in s.frames)
+
+
+# ---------------------------------------------------------------- grammars
+
+
+def grammar_loop(view: View) -> NamedClass | None:
+    """A thread of the engine or its front is inside a grammar's compiler or matcher in every
+    sample while a request waits; or an exception of one ended the engine."""
+    if logged := classes_logged.grammar_exception(view):
+        return logged
+    if view.answer == "answered" or view.moving is True or _short_of_processors(view):
+        return None
+    if not (waits := _waiting(view)):
+        return None
+    pids = dict.fromkeys(p for p in (view.core_pid, view.facts.root_pid) if p is not None)
+    inside = [c for pid in pids for c in view.courses(pid) if _in_grammar(c)]
+    if not inside:
+        return None
+    course = max(inside, key=lambda c: (c.samples, c.active))
+    sure = view.answer == "silent" and view.span_s >= STANDSTILL_S
+    return named(
+        LiveClass.GRAMMAR_LOOP,
+        Certainty.CERTAIN if sure else Certainty.POSSIBLE,
+        "A grammar is compiled or matched without end, while a request waits.",
+        [
+            f"thread {course.name!r} of {view.facts.role_of(course.pid) or 'it'} is inside "
+            f"{_grammar_frame(course)} in all {course.samples} samples, {course.active} times "
+            "active",
+            *waits,
+            view.counted(),
+        ],
+    )
+
+
+def _in_grammar(course: Course) -> bool:
+    frames = [s.frames for s in course.stacks]
+    within = all(any(GRAMMARS.search(f.file) for f in one) for one in frames)
+    return course.samples >= MIN_SAMPLES and within and not course.waits
+
+
+def _grammar_frame(course: Course) -> str:
+    frame = next(f for f in course.stacks[-1].frames if GRAMMARS.search(f.file))
+    return f"{frame.function} ({frame.file}:{frame.line})"
+
+
+def _short_of_processors(view: View) -> bool:
+    """Then a standstill may be this machine's."""
+    return isinstance(view.evidence.facts.get(LATENESS), float)

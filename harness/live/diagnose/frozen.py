@@ -1,0 +1,299 @@
+"""An engine that is silent: where it stands. Pure functions over the view of the evidence."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Any
+
+from mmrepro.engines import ENGINES
+from mmrepro.failure.documents.diagnosis import Assessment, ServerState
+from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
+from mmrepro.probes.data import SyscallsData
+
+MORE_STACKS = "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
+KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
+
+
+class Stance(Enum):
+    """What the stacks of the engine and its front show while a request waits."""
+
+    STANDS = auto()
+    MOVES = auto()
+    IDLES = auto()
+    UNSEEN = auto()
+
+
+def stance(view: View) -> tuple[Stance, str]:
+    """And where."""
+    core = view.courses(view.core_pid)
+    if max((c.samples for c in core), default=0) < MIN_SAMPLES:
+        return Stance.UNSEEN, ""
+    if course := _stuck(view, view.core_pid, core):
+        return Stance.STANDS, course.place
+    # A front that prepares a large picture keeps requests from an engine that idles.
+    for course in [*core, *([] if view.core_is_front else view.courses(view.facts.root_pid))]:
+        if course.active and not course.waits and not _turns_idly(view, course):
+            return Stance.MOVES, course.place
+    return Stance.IDLES, _main(view, core).place
+
+
+def front(view: View, why: list[str]) -> Assessment:
+    """The HTTP front itself gives no answer, and the core is another process."""
+    courses = view.courses(view.facts.root_pid)
+    course = _stuck(view, view.facts.root_pid, courses)
+    place = f", in {course.place}" if course else ""
+    return Assessment(
+        state=ServerState.FRONT_FROZEN,
+        sentence=f"The HTTP front takes connections and answers none of them{place}.",
+        why=why + ([_described(course)] if course else []),
+        process=view.facts.role_of(view.facts.root_pid),
+        advice=[KEEP],
+        **_stack(course),
+    )
+
+
+def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
+    """The engine makes no progress: frozen, blocked, starved or not receiving."""
+    pid = view.core_pid
+    role = view.facts.role_of(pid) or "the engine"
+    courses = view.courses(pid)
+    queued = bool(view.always("waiting")) and view.always("running") is False
+    why = [*why, *_cpu(view, role)]
+    if not courses:
+        return _unseen(view, why, role, queued=queued, asked=asked)
+    course = _stuck(view, pid, courses)
+    if course is None:
+        return _idle(view, why, role, courses, queued=queued, asked=asked)
+    why.append(_described(course))
+    hot = course.tid is not None and course.tid == view.hot_thread(pid)
+    spins = hot or (bool(view.core_hot) and course.active == course.samples)
+    call = view.waits(pid).get(course.tid or 0, "")
+    common: dict[str, Any] = {"why": why, "process": role, **_stack(course)}
+    if spins and course.with_gil * 2 >= course.samples:
+        return Assessment(
+            state=ServerState.FROZEN_PYTHON,
+            sentence=f"{role} is frozen in Python code: {course.place}, in thread "
+            f"{course.name!r}, which computes without end and keeps the GIL.",
+            advice=[KEEP, "the frames name the loop; search upstream for the innermost ones"],
+            **common,
+        )
+    if spins:
+        return Assessment(
+            state=ServerState.FROZEN_NATIVE,
+            sentence=f"{role} is frozen in native code called from {course.place}: it computes "
+            "without end, outside the GIL.",
+            advice=[KEEP, MORE_STACKS.format(pid=pid)],
+            **common,
+        )
+    if course.with_gil == course.samples or course.on_device or (call and call != "futex"):
+        held = " and keeps the GIL" if course.with_gil == course.samples else ""
+        where = f" (system call {call})" if call else ""
+        return Assessment(
+            state=ServerState.FROZEN_NATIVE,
+            sentence=f"{role} waits in a native call made by {course.place}{where}{held}.",
+            advice=[KEEP, MORE_STACKS.format(pid=pid)],
+            **common,
+        )
+    keeper = holder(course, courses)
+    return Assessment(
+        state=ServerState.BLOCKED_ON_LOCK,
+        sentence=f"{role} is blocked: thread {course.name!r} waits for a lock in {course.place}"
+        + (f"; {keeper}." if keeper else "."),
+        holder=keeper,
+        advice=[KEEP, *([] if keeper else ["who holds it could not be seen in the locals"])],
+        **common,
+    )
+
+
+def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
+    """The thread that does not move and is not merely waiting for work; the busiest first."""
+    hot = view.hot_thread(pid)
+    idle = idle_loops(view)
+    ours = _whose_place_tells(view, pid, courses)
+    candidates = [
+        c
+        for c in courses
+        if c.stays
+        and (not c.waits or (hot is not None and c.tid == hot))
+        and c.turning not in idle
+        and (c in ours or c.active or c.with_gil or c.locking or holder(c, courses))
+    ]
+
+    def rank(course: Course) -> tuple[bool, int, bool, bool, int]:
+        return (
+            course.tid is not None and course.tid == hot,
+            course.with_gil,
+            _is_core(view, course),
+            course.name == "MainThread",
+            course.active,
+        )
+
+    return max(candidates, key=rank, default=None)
+
+
+def _whose_place_tells(view: View, pid: int | None, courses: list[Course]) -> list[Course]:
+    """Threads that should not even sleep while a request waits: the engine's own, and one that
+    sleeps inside its event loop. Others that sleep are everywhere, main threads among them."""
+    if own := [c for c in courses if _is_core(view, c)]:
+        return own
+    core = pid in {p.pid for p in view.facts.cores}
+    return [c for c in courses if c.name == "MainThread" and (core or c.in_a_loop)]
+
+
+def _engine_known(view: View, courses: list[Course]) -> bool:
+    return bool(view.facts.cores) or any(_is_core(view, c) for c in courses)
+
+
+def _is_core(view: View, course: Course) -> bool:
+    """The engine's own thread, where front and engine share a process."""
+    return bool(view.facts.core_role) and view.facts.core_role in course.name
+
+
+def _main(view: View, courses: list[Course]) -> Course:
+    """The engine's own thread, else the main one."""
+    own = (c for c in courses if _is_core(view, c))
+    mains = (c for c in courses if c.name == "MainThread")
+    return next(own, None) or next(mains, courses[0])
+
+
+def _turns_idly(view: View, course: Course) -> bool:
+    idle = idle_loops(view)
+    return course.turning in idle or any(
+        bare(f) in idle for s in course.stacks for f in s.frames[:1]
+    )
+
+
+def idle_loops(view: View) -> frozenset[str]:
+    """Functions in which this engine's core turns round while it has nothing to do."""
+    engine = ENGINES.get(view.facts.engine)
+    return frozenset(engine.idle_loops) if engine else frozenset()
+
+
+def _idle(
+    view: View, why: list[str], role: str, courses: list[Course], *, queued: bool, asked: bool
+) -> Assessment:
+    """Nothing stands still: it turns its loop, waits for work, or computes something long."""
+    if queued:
+        return _starved(view, why, role)
+    main = _main(view, courses)
+    loops = _turns_idly(view, main)
+    busiest = view.hot_thread(view.core_pid)
+    hot = next((c for c in courses if busiest and c.tid == busiest and not c.waits), main)
+    if hot is not main or (view.core_hot and not loops and not main.waits):
+        return Assessment(
+            state=ServerState.SLOW,
+            sentence=f"{role} computes (its stack moves: now {hot.place}), but nothing was "
+            "finished while it was watched.",
+            why=why,
+            process=role,
+            advice=["diagnose again with a longer --deadline: if nothing ever ends, it loops"],
+            **_stack(hot),
+        )
+    if not asked:
+        return Assessment(
+            state=ServerState.NO_FAULT_SEEN,
+            sentence=f"{role} waits for work; whether work reaches it was not tried.",
+            why=why,
+            process=role,
+            advice=["let mmrepro send its one small request (without --no-request)"],
+        )
+    if not _engine_known(view, courses):
+        return Assessment(
+            state=ServerState.UNKNOWN,
+            sentence="A small request got no answer. No thread was seen to stand still, and which "
+            "of them is the engine is not known.",
+            why=why,
+            process=role,
+            advice=["give --engine, or --pid of the engine"],
+        )
+    return Assessment(
+        state=ServerState.NOT_RECEIVING,
+        sentence=f"{role} waits for work ({main.place}) while a request waits for its answer: "
+        "requests do not reach it, or their answers do not get out.",
+        why=why,
+        process=role,
+        advice=[KEEP, "look in the log for a thread that ended with an exception"],
+        **_stack(main),
+    )
+
+
+def _starved(view: View, why: list[str], role: str) -> Assessment:
+    return Assessment(
+        state=ServerState.STARVED,
+        sentence="Requests wait in the queue and none is let in: nothing runs that could make "
+        "room. The capacity (KV cache, batch size) is less than the first of them needs.",
+        why=why,
+        process=role,
+        advice=["look for the KV cache's size in the log; a larger cache or a shorter request"],
+    )
+
+
+def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool) -> Assessment:
+    """Without stacks: what processor time and counters tell."""
+    spinning = next(
+        (
+            d
+            for _, d in view.evidence.results(SyscallsData, "check")
+            if d.verdict == "spinning-in-user-space" and d.pid == view.core_pid
+        ),
+        None,
+    )
+    if queued and spinning is None:
+        return _starved(view, why, role)
+    if spinning is not None:
+        why = [*why, spinning.why]
+    if view.progress is None and view.front_answers is not False:
+        return Assessment(
+            state=ServerState.UNKNOWN,
+            sentence="A small request got no answer; whether it works on others meanwhile could "
+            "not be seen: neither its counters nor its stacks could be read.",
+            why=why,
+            process=role if view.facts.root_pid else "",
+            advice=["diagnose again with a longer --deadline, as root, on the server's machine"],
+        )
+    if spinning is not None:
+        sentence = f"{role} is frozen: it spins in user space and finishes nothing."
+    elif asked:
+        sentence = "The server is frozen: it takes requests, answers none and finishes nothing."
+    else:
+        return Assessment(
+            state=ServerState.UNKNOWN,
+            sentence="It finished nothing while it was watched; no request tried it.",
+            why=why,
+            process=role,
+            advice=["let mmrepro send its one small request (without --no-request)"],
+        )
+    return Assessment(
+        state=ServerState.FROZEN,
+        sentence=sentence + " Where could not be seen.",
+        why=why,
+        process=role if view.facts.root_pid else "",
+        advice=[KEEP, "run mmrepro as root, or with CAP_SYS_PTRACE, to see the frames"],
+    )
+
+
+def _cpu(view: View, role: str) -> list[str]:
+    use = view.use(view.core_pid)
+    if use is None:
+        return []
+    return [f"{role} uses {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core"]
+
+
+def _described(course: Course) -> str:
+    torn = f" ({course.torn} more came out torn)" if course.torn else ""
+    return (
+        f"in all {course.samples} samples{torn} thread {course.name!r} is in {course.place}, "
+        f"{course.active} times active, {course.with_gil} times with the GIL"
+    )
+
+
+def _stack(course: Course | None) -> dict[str, Any]:
+    if course is None:
+        return {}
+    return {
+        "thread": course.name,
+        "frames": course.frames,
+        "seen": course.samples,
+        "samples": course.samples + course.torn,
+    }

@@ -1,0 +1,399 @@
+"""What is wrong, without any signature: from evidence to one state, and why. Pure functions.
+
+The order of the rules is their priority: what explains more comes first. A rule fires on what was
+seen; what could not be seen leads to a weaker state, never to a stronger one. Before an answered
+request only those processes count that were seen to have ended or to stand still: that no process
+is called as the core is, or what a log says, does not.
+"""
+
+from __future__ import annotations
+
+from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetFacts
+from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
+from mmrepro.failure.signature.views import log_count, log_lines
+from mmrepro.live.diagnose import frozen
+from mmrepro.live.diagnose.readings import BEGUN, View
+from mmrepro.probes.data import InferenceData, LogsData
+from mmrepro.traffic.evidence import Evidence
+
+SLOW_SHARE = 0.5
+"""A small request that takes more of its deadline than that is slow."""
+STOPPED = {"T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a tracer"}
+STANDSTILLS = frozenset({
+    ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.FROZEN,
+    ServerState.BLOCKED_ON_LOCK, ServerState.FRONT_FROZEN, ServerState.STARVED,
+    ServerState.NOT_RECEIVING,
+})  # fmt: skip
+NAN_TEXT = "!"
+"""Token 0 of GPT-2's and many later vocabularies: what an arg max over NaN logits gives."""
+NAN_LENGTH = 6
+
+
+def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
+    """One state, a sentence for people, and the observations that it rests on."""
+    view = View(facts, evidence)
+    plain = at_once(evidence, facts)
+    seen = plain or _answered(view) or _core_gone(view) or _errors(view)
+    return seen or _with_time(view, _silence(view))
+
+
+def at_once(evidence: Evidence, facts: TargetFacts) -> Assessment | None:
+    """What is plain without a request: dead, stopped, or a part of it seen dead."""
+    view = View(facts, evidence)
+    return _dead(view) or _part_dead(view) or _stopped(view)
+
+
+def suspicious(evidence: Evidence, facts: TargetFacts) -> bool:
+    """Whether it could be a hang, by what can be seen without a request's silence."""
+    view = View(facts, evidence)
+    if view.answer in ("answered", "refused"):
+        return False
+    busy = view.always("running") or view.always("waiting") or view.core_hot
+    return view.green is False or (view.progress is not True and bool(busy))
+
+
+# ---------------------------------------------------------------- dead or stopped
+
+
+def _dead(view: View) -> Assessment | None:
+    facts = view.facts
+    gone = facts.root_pid is not None and all(p.state in "ZX" for p in facts.processes)
+    if view.front_answers and not gone:
+        return None
+    if facts.place == "remote":
+        if facts.root_pid is not None or view.garbled:
+            return None
+        state, what = ServerState.UNREACHABLE, "nothing answers there"
+        if view.refused_connection:
+            state, what = ServerState.DEAD, "the connection is refused: no server listens there"
+        why = [f"{a.path}: {a.error}" for a in (view.endpoints.answers if view.endpoints else [])]
+        return Assessment(
+            state=state,
+            sentence=f"{facts.url}: {what}.",
+            why=why,
+            advice=["run mmrepro on the machine of the server to see its processes"],
+        )
+    if gone or (facts.root_pid is None and facts.listening is False):
+        why = [f"nothing listens on port {facts.port} of this machine"] if not gone else []
+        why += [f"process {p.pid} ({p.role}): {_ended(view, p.pid)}" for p in facts.processes]
+        if gone and not facts.processes:
+            why.append(f"process {facts.root_pid} ({facts.found_by}) does not exist any more")
+        sentence = "The server is dead: its process is gone."
+        if not gone:
+            sentence = f"No server: nothing listens on port {facts.port}."
+        if died := core_died(view):
+            sentence = (
+                f"The server is dead: its {facts.core_role or 'engine'} died first, by its log."
+            )
+            why.append(died)
+        return Assessment(
+            state=ServerState.DEAD,
+            sentence=sentence,
+            why=[*why, *_kills(view), *last_words(view)],
+            advice=["read the end of its log (--log FILE); dmesg names what the kernel killed"],
+        )
+    if facts.listening is False and facts.root_pid is not None and not core_died(view):
+        return Assessment(
+            state=ServerState.NOT_READY,
+            sentence=f"Its processes run, but nothing listens on port {facts.port}: it is still "
+            "starting, or its HTTP front has ended.",
+            why=[f"{len(facts.processes)} processes run", *last_words(view)],
+            advice=["its log tells which; then diagnose again"],
+        )
+    return None
+
+
+def _ended(view: View, pid: int) -> str:
+    code = view.evidence.facts.get(f"exit:{pid}")
+    if not isinstance(code, int):
+        return "has ended and was not collected by its parent; its exit code cannot be seen"
+    if code & 0x7F:
+        return f"killed by signal {code & 0x7F}"
+    return f"ended with exit code {code >> 8}"
+
+
+def _kills(view: View) -> list[str]:
+    kill = view.evidence.facts.get("oom")
+    return [f"the kernel's OOM killer was at work: {kill}"] if kill else []
+
+
+def _stopped(view: View) -> Assessment | None:
+    stopped = [p for p in view.facts.processes if p.state in STOPPED]
+    if not stopped:
+        return None
+    first = stopped[0]
+    names = ", ".join(f"{p.role} (pid {p.pid})" for p in stopped)
+    resume = f"kill -CONT {' '.join(str(p.pid) for p in stopped)}"
+    tracer = view.evidence.facts.get(f"tracer:{first.pid}")
+    return Assessment(
+        state=ServerState.STOPPED,
+        sentence=f"{names}: {STOPPED[first.state]}.",
+        why=[f"{p.role} (pid {p.pid}) is in state {p.state}" for p in stopped]
+        + ([f"its tracer is process {tracer}"] if tracer else []),
+        process=first.role,
+        advice=[f"end the tracer, process {tracer}" if tracer else f"to let it go on: {resume}"],
+    )
+
+
+def _part_dead(view: View) -> Assessment | None:
+    """A process of the core that ended, and that the kernel still lists."""
+    dead = [p for p in view.facts.cores if p.state in "ZX"]
+    if not dead:
+        return None
+    names = ", ".join(f"{p.role} (pid {p.pid})" for p in dead)
+    return _without_core(
+        view, names, [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
+    )
+
+
+def _core_gone(view: View) -> Assessment | None:
+    """No process is called as the core is, and it was there before, or the log says that it died.
+
+    The name alone is nothing: older releases have no titles, a core may run outside the front's
+    tree.
+    """
+    facts = view.facts
+    if not facts.processes or not facts.core_role or facts.cores or view.progress:
+        return None
+    left = view.evidence.facts.get(CORE_ALIVE) is False
+    if not left and not core_died(view):
+        return None
+    before = ", where there was one" if left else ""
+    return _without_core(
+        view, facts.core_role, [f"no process {facts.core_role} among {_roles(facts)}{before}"]
+    )
+
+
+def _without_core(view: View, names: str, why: list[str]) -> Assessment:
+    return Assessment(
+        state=ServerState.PART_DEAD,
+        sentence=f"{names} is dead, while the rest of the server lives.",
+        why=[
+            *why,
+            *_kills(view),
+            *_front(view),
+            *filter(None, [core_died(view)]),
+            *last_words(view),
+        ],
+        process=view.facts.core_role,
+        advice=["the server does not recover from this by itself: restart it, keep its log"],
+    )
+
+
+def _roles(facts: TargetFacts) -> str:
+    return ", ".join(f"{p.role} ({p.pid})" for p in facts.processes[:12]) or "no process"
+
+
+# ---------------------------------------------------------------- it answers
+
+
+def _answered(view: View) -> Assessment | None:
+    data = view.inference
+    if view.answer == "malformed" and data is not None:
+        return Assessment(
+            state=ServerState.BROKEN_OUTPUT,
+            sentence="It answers 200, but the answer is no completion.",
+            why=[data.error],
+            advice=["compare with another replica; look at what stands between (a proxy?)"],
+        )
+    if view.answer != "answered" or data is None:
+        return None
+    text, took = data.text, f"a request of a few tokens was answered in {data.seconds:.2f} s"
+    if len(text.strip()) >= NAN_LENGTH and not text.strip().strip(NAN_TEXT):
+        return Assessment(
+            state=ServerState.BROKEN_OUTPUT,
+            sentence="It answers with nothing but '!': what a model gives whose logits are NaN.",
+            why=[f"the completion is {text!r}"],
+            advice=["check the weights, the dtype and the quantisation; look for NaN or Inf"],
+        )
+    if late := " and ".join(view.late):
+        return Assessment(
+            state=ServerState.SLOW,
+            sentence=f"Requests are answered, but {late} gave no answer in time.",
+            why=[took, *_front(view), view.counted()],
+            advice=["look at CPU use: of the server's front, and of this machine as a whole"],
+        )
+    if view.green is False:
+        return Assessment(
+            state=ServerState.FAILING,
+            sentence="Requests are answered, but an endpoint says that it is not well.",
+            why=[took, *_front(view)],
+            advice=["a load balancer that asks this endpoint takes the server out"],
+        )
+    if data.seconds > SLOW_SHARE * data.deadline_s:
+        waiting = view.always("waiting")
+        return Assessment(
+            state=ServerState.OVERLOADED if waiting else ServerState.SLOW,
+            sentence=f"It is alive but slow: {took}"
+            + (", and requests wait in its queue." if waiting else "."),
+            why=[took, view.counted()],
+            advice=["more replicas or less traffic" if waiting else "look at CPU and GPU use"],
+        )
+    busy = view.readings("running")
+    return Assessment(
+        state=ServerState.HEALTHY,
+        sentence=f"Healthy: {took}.",
+        why=[took, *([view.counted()] if any(busy) else []), *_front(view)],
+    )
+
+
+def _errors(view: View) -> Assessment | None:
+    data = view.inference
+    if data is None or view.answer not in ("failed", "overload"):
+        return None
+    if view.front_answers is False:
+        return None
+    if view.answer == "overload":
+        return Assessment(
+            state=ServerState.OVERLOADED,
+            sentence="It turns requests away: HTTP 429.",
+            why=[data.error[:300], view.counted()],
+            advice=["more replicas or less traffic"],
+        )
+    return Assessment(
+        state=ServerState.FAILING,
+        sentence="It is up, but a small valid request fails: "
+        + (f"HTTP {data.status}." if data.status else _unanswered(data.error)),
+        why=[data.error[:300], *_front(view), *last_words(view)],
+        advice=["its log around the first error; every later error may be an echo of that one"],
+    )
+
+
+# ---------------------------------------------------------------- silence
+
+
+def _unanswered(error: str) -> str:
+    if BEGUN in error:
+        return "its answer began, and did not end in time."
+    return "the connection broke."
+
+
+def _with_time(view: View, silent: Assessment) -> Assessment:
+    """Where this machine is short of processors, nobody who is silent is said to stand still."""
+    late = view.evidence.facts.get(LATENESS)
+    if not isinstance(late, float) or silent.state not in STANDSTILLS:
+        return silent
+    return Assessment(
+        state=ServerState.UNKNOWN,
+        sentence="It gave no answer in time, but this machine is short of processors.",
+        why=[*silent.why, f"mmrepro itself waited for one {late:.0%} of its time"],
+        advice=["diagnose again with a longer --deadline, or when less runs beside it"],
+    )
+
+
+def _silence(view: View) -> Assessment:
+    """No answer, or no question: what is left to tell."""
+    asked = view.answer == "silent"
+    data = view.inference
+    why = []
+    if asked and data:
+        cut = f", of {data.deadline_s:.0f}: what else was seen decides" if data.cut else ""
+        why = [f"a small request got no answer in {data.seconds:.1f} s{cut}"]
+    why += _front(view)
+    if view.answer == "refused" and data is not None:
+        why.append(f"the small request was refused ({data.error[:160]}): it proves nothing")
+    if counted := view.counted():
+        why.append(counted)
+    if view.front_answers is False:
+        if view.refused_connection:
+            return Assessment(
+                state=ServerState.UNREACHABLE,
+                sentence="A process listens there, but connections from here are refused.",
+                why=why,
+                advice=["run mmrepro where its clients are, or in its network namespace"],
+            )
+        if not view.mute:
+            return Assessment(
+                state=ServerState.UNKNOWN,
+                sentence="Something listens there, and sends no whole HTTP answer back.",
+                why=why,
+                advice=["is that its address: the port, http or https, a proxy on the way?"],
+            )
+        if view.core_is_front:
+            return frozen.engine(view, why, asked=True)
+        return frozen.front(view, why)
+    if view.progress:
+        return _moving(view, asked, why)
+    suspect = view.answer == "not-asked" and suspicious(view.evidence, view.facts)
+    # Without a request only counters that stand still make a suspect a patient.
+    if asked or (suspect and view.progress is False):
+        return frozen.engine(view, why, asked=asked)
+    if view.green:
+        return Assessment(
+            state=ServerState.NO_FAULT_SEEN,
+            sentence="Nothing wrong can be seen, but nothing shows either that it works: "
+            "no request was answered and no counter moved.",
+            why=why,
+            advice=[_how_to_ask(data)],
+        )
+    if view.green is False and not view.late:
+        return Assessment(
+            state=ServerState.NOT_READY,
+            sentence="Its front answers, and says that it is not ready.",
+            why=[*why, *last_words(view)],
+            advice=["while it loads a model this is normal; its log tells how far it is"],
+        )
+    return Assessment(
+        state=ServerState.UNKNOWN,
+        sentence="What was seen does not tell what it does.",
+        why=why,
+        advice=["run mmrepro as root on the server's machine, and give --log FILE"],
+    )
+
+
+def _how_to_ask(data: InferenceData | None) -> str:
+    if data is not None and data.status in (401, 403):
+        return "give it its key: --header 'Authorization: Bearer KEY'"
+    return "let mmrepro send its one small request (without --no-request, with --model)"
+
+
+def _moving(view: View, asked: bool, why: list[str]) -> Assessment:
+    waiting = view.always("waiting")
+    if asked and waiting:
+        return Assessment(
+            state=ServerState.OVERLOADED,
+            sentence="It works, but more is asked of it than it can do: its queue never empties.",
+            why=why,
+            advice=["more replicas or less traffic; a shorter queue limit fails faster"],
+        )
+    if asked:
+        return Assessment(
+            state=ServerState.SLOW,
+            sentence="It works on something, but a small request is not answered in time.",
+            why=why,
+            advice=["diagnose again with a longer --deadline; look at what is running"],
+        )
+    return Assessment(
+        state=ServerState.FAILING if view.green is False else ServerState.HEALTHY,
+        sentence="Its counters move, but an endpoint says that it is not well."
+        if view.green is False
+        else "It works: its counters of finished work move.",
+        why=why,
+    )
+
+
+def _front(view: View) -> list[str]:
+    data = view.endpoints
+    if data is None or not data.answers:
+        return []
+    answers = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
+    return [f"its front says: {answers}"]
+
+
+def core_died(view: View) -> str:
+    """What the log says of the core's death; "" when it says nothing."""
+    count = log_count(view.evidence, "engine-died")
+    if not count:
+        return ""
+    line = log_lines(view.evidence, "engine-died")[0]
+    return f"its log says at {line.time or '?'}: {line.text[:200]}"
+
+
+def last_words(view: View) -> list[str]:
+    """The first error of the log: later ones are often its echoes."""
+    for _, data in view.evidence.results(LogsData, partial=True):
+        if data.errors:
+            line = data.errors[0]
+            when = f" at {line.time}" if line.time else ""
+            return [f"first error in its log{when}: {line.text[:200]}"]
+    return []

@@ -1,0 +1,233 @@
+"""Every known failure's signature, tried on one and the same evidence.
+
+The log is searched once for each distinct expression of all of them, under the expression itself as
+its name; before a scenario judges, its own names are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mmrepro.base.records import Moment
+from mmrepro.failure.documents.diagnosis import Fit, Match, ServerState, TargetFacts
+from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
+from mmrepro.live.diagnose import general
+from mmrepro.live.diagnose.readings import View
+from mmrepro.probes.base import ProbeResult, ProbeStatus
+from mmrepro.probes.data import InferenceData, LogsData
+from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.traffic.evidence import Evidence
+
+ORDER = list(Fit)
+
+
+def all_scenarios(besides: Iterable[str] = ()) -> list[Scenario]:
+    """Every registered scenario, each variant for itself; broken plug-ins are left out.
+
+    Args:
+        besides: names or files (``FILE.py``) of further ones, in the place of a registered one of
+            the same name.
+
+    Raises:
+        UsageError: one of ``besides`` is none, or broken.
+    """
+    from mmrepro.base.errors import BrokenScenario
+    from mmrepro.scenario.registry import load_scenario, scenario_names
+
+    scenarios: list[Scenario] = []
+    for name in besides:
+        scenario = load_scenario(name)
+        scenarios += scenario.variants or (scenario,)
+    given = {scenario.name for scenario in scenarios}
+    for name in scenario_names():
+        if name in given:
+            continue
+        try:
+            scenario = load_scenario(name)
+        except BrokenScenario:
+            continue
+        scenarios += scenario.variants or (scenario,)
+    return scenarios
+
+
+def match_all(scenarios: Iterable[Scenario], evidence: Evidence, facts: LiveFacts) -> list[Match]:
+    """Best fit first; among equals, the one with more conditions met, then by name.
+
+    Variants that an observer cannot tell apart (the same conditions, judged alike) are one: the
+    first of them, which is the scenario's default.
+    """
+    matches: list[Match] = []
+    for scenario in scenarios:
+        one = match(scenario, evidence, facts)
+        twin = any(m.scenario == one.scenario and m.conditions == one.conditions for m in matches)
+        if not (twin and one.conditions):
+            matches.append(one)
+    return ranked(matches)
+
+
+def ranked(matches: Iterable[Match]) -> list[Match]:
+    return sorted(
+        matches,
+        key=lambda m: (ORDER.index(m.fit), -m.met, m.not_met, m.unknown, m.scenario, m.variant),
+    )
+
+
+def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
+    """One scenario's conditions on the evidence. A scenario that fails is said to, and is no
+    match."""
+    if facts.engine and facts.engine != scenario.engine:
+        return _blank(scenario, f"the server is {facts.engine}, this happens to {scenario.engine}")
+    try:
+        results = evaluate(scenario.live_conditions(facts), as_seen_by(scenario, evidence))
+        exposure = scenario.exposure(facts)
+    except Exception as error:
+        return _blank(scenario, f"its signature failed: {type(error).__name__}: {error}")
+    fit, why = judge(results, exposure)
+    required = [r for r in results if r.required]
+    return Match(
+        scenario=scenario.name,
+        variant=scenario.variant,
+        title=scenario.title,
+        fit=fit,
+        why=why,
+        met=sum(r.truth is Truth.MET for r in required),
+        not_met=sum(r.truth is Truth.NOT_MET for r in required),
+        unknown=sum(r.truth is Truth.UNKNOWN for r in required),
+        exposed=None if exposure.truth is Truth.UNKNOWN else exposure.truth is Truth.MET,
+        exposed_because=exposure.observed,
+        conditions=results,
+        remedies=[f"{m.name}: {m.description}" for m in scenario.mitigations],
+        references=[f"{r.id} {r.url}" for r in scenario.references],
+    )
+
+
+def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, str]:
+    """The fit and one sentence why. Pure.
+
+    ``match`` needs every required condition of both parts, and a server that can fail so.
+    ``likely`` needs a part of the symptom and half of the cause, and none that speaks against it;
+    ``symptom-only`` the whole symptom, and a cause that is unseen or there in part. What could not
+    be seen never counts for it. Whether this server can fail so caps the fit: if unknown, at
+    ``likely``; if it cannot, at ``symptom-only``.
+    """
+    symptom = [r for r in results if r.required and r.part == "symptom"]
+    cause = [r for r in results if r.required and r.part == "cause"]
+    symptom_truth, cause_truth = (combine([r.truth for r in part]) for part in (symptom, cause))
+    unknown = _names(results, Truth.UNKNOWN)
+    against = _names(results, Truth.NOT_MET)
+    if exposure.truth is Truth.NOT_MET:
+        cannot = f"it cannot happen here ({exposure.observed})"
+        if symptom_truth is Truth.MET and (cause_truth is not Truth.NOT_MET or _met(cause)):
+            return Fit.SYMPTOM_ONLY, f"it looks like this, but {cannot}"
+        return Fit.NOT_THIS, f"{cannot}; " + _left(against, unknown)
+    if symptom_truth is Truth.MET and cause_truth is Truth.MET:
+        met = f"all {len(symptom) + len(cause)} required conditions are met"
+        if exposure.truth is Truth.MET:
+            return Fit.MATCH, met
+        return Fit.LIKELY, f"{met}; whether it can happen here is not known: {exposure.observed}"
+    shown = _met(symptom) and 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
+    if not against and shown:
+        return Fit.LIKELY, f"nothing speaks against it; not seen: {unknown}"
+    # A cause of which nothing is met and something is not: it only looks alike.
+    if symptom_truth is Truth.MET and (cause_truth is Truth.UNKNOWN or _met(cause)):
+        missing = f"not met: {against}" if against else f"not seen: {unknown}"
+        return Fit.SYMPTOM_ONLY, f"it looks like this, but its cause was not seen ({missing})"
+    if exposure.truth is Truth.MET:
+        now = _left(against, unknown)
+        return Fit.EXPOSED, f"it can happen here ({exposure.observed}); now: {now}"
+    return Fit.NOT_THIS, f"not met: {against}" if against else f"nothing of it was seen: {unknown}"
+
+
+def _left(against: str, unknown: str) -> str:
+    return f"not met: {against}" if against else f"not seen: {unknown}"
+
+
+def _met(results: Sequence[ConditionResult]) -> bool:
+    return any(r.truth is Truth.MET for r in results)
+
+
+def _names(results: Sequence[ConditionResult], truth: Truth) -> str:
+    return ", ".join(r.id for r in results if r.required and r.truth is truth)
+
+
+def _blank(scenario: Scenario, why: str) -> Match:
+    return Match(
+        scenario=scenario.name,
+        variant=scenario.variant,
+        title=scenario.title,
+        fit=Fit.NOT_THIS,
+        why=why,
+    )
+
+
+# --------------------------------------------------------------- log patterns
+
+
+def union(scenarios: Iterable[Scenario]) -> dict[str, str]:
+    """Every expression of theirs, each once."""
+    return {p: p for scenario in scenarios for p in scenario.log_patterns.values()}
+
+
+def as_seen_by(scenario: Scenario, evidence: Evidence) -> Evidence:
+    """The evidence with the log's matches under the scenario's own names."""
+    if not scenario.log_patterns:
+        return evidence
+    probes = [
+        result.model_copy(update={"data": _renamed(scenario, result.data)})
+        if isinstance(result.data, LogsData)
+        else result
+        for result in evidence.probes
+    ]
+    return evidence.model_copy(update={"probes": probes})
+
+
+def _renamed(scenario: Scenario, data: LogsData) -> LogsData:
+    matches, counts = dict(data.matches), dict(data.match_counts)
+    for name, expression in scenario.log_patterns.items():
+        if expression in data.match_counts:
+            counts[name] = data.match_counts[expression]
+            if expression in data.matches:
+                matches[name] = data.matches[expression]
+    return data.model_copy(update={"matches": matches, "match_counts": counts})
+
+
+# --------------------------------------------------------------- before the deadline
+
+
+# A hang need not wait for its request's deadline where what else is observed decides it. A busy
+# server may be silent as long as a hung one. It does not stand, in two rounds of stacks, in the
+# frames of a known failure, with the GIL and a core in user space, while no counter of work moves
+# and its log says how it came about: all conditions of a known failure, and the general diagnosis.
+
+
+def known_hang(
+    scenarios: Iterable[Scenario],
+    evidence: Evidence,
+    facts: TargetFacts,
+    live: LiveFacts,
+    waited_s: float,
+) -> Match | None:
+    """The known failure that it would be if the request, silent for ``waited_s`` by now, remained
+    so; None: whatever it is, only its deadline decides."""
+    silent = _silent(evidence, waited_s, live.deadline_s)
+    view = View(facts, silent)
+    if view.progress is not False or not view.core_hot:
+        return None
+    if general.assess(silent, facts).state is not ServerState.FROZEN_PYTHON:
+        return None
+    return next(iter(match_all(scenarios, silent, live)), None)
+
+
+def _silent(evidence: Evidence, waited_s: float, deadline_s: float) -> Evidence:
+    data = InferenceData(
+        answered=False, status=None, seconds=waited_s, deadline_s=deadline_s, cut=True
+    )
+    result = ProbeResult(
+        probe="inference",
+        phase="check",
+        status=ProbeStatus.OK,
+        started=Moment.now(),
+        seconds=waited_s,
+        data=data,
+    )
+    return evidence.model_copy(update={"probes": [*evidence.probes, result]})

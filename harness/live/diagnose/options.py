@@ -1,0 +1,101 @@
+"""Options of ``mmrepro diagnose``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from mmrepro.base import common_options as common
+from mmrepro.base.errors import UsageError
+from mmrepro.base.options import EVIDENCE, LIMITS, Command, option, text_of
+
+
+def read_headers(given: Sequence[str]) -> dict[str, str]:
+    """Return the value by name. Raises UsageError."""
+    headers = {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip() or not value.strip():
+            raise UsageError(
+                "A --header is NAME: VALUE.", hint="--header 'Authorization: Bearer KEY'"
+            )
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def read_deadline(text: str) -> float:
+    """Return the seconds of ``15``, ``15s`` or ``1.5s``. Raises UsageError."""
+    try:
+        seconds = float(text.strip().removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 600:
+        raise UsageError(f"--deadline {text!r} is not a time of 1 to 600 s.", hint="--deadline 15s")
+    return seconds
+
+
+@dataclass(frozen=True)
+class LiveCommand(Command):
+    """Options of a command that looks at a live server."""
+
+    url: str = common.URL("")
+    model: str = option("", "Served model to ask for.", "NAME", shown="the first listed")
+    logs: tuple[Path, ...] = option(
+        (),
+        "A log file of the server. May be repeated.",
+        "FILE",
+        EVIDENCE,
+        name="--log",
+        shown="where its output goes",
+    )
+    headers: Mapping[str, str] = common.HEADER({}, read=read_headers)
+    """They are written nowhere: one of them is an API key."""
+    out: Path | None = common.OUT(None, shown="incidents/…")
+    full: bool = common.FULL(False)
+    json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
+
+
+@dataclass(frozen=True)
+class DiagnoseCommand(LiveCommand):
+    """Options of ``mmrepro diagnose``.
+
+    ``deadline_s`` is that of the one request, and of the watch where no request may be sent.
+    ``out``: None: a folder below ``incidents/``, kept unless the server is healthy.
+    """
+
+    COMMAND: ClassVar[str] = "diagnose"
+    pid: int = option(0, "A process of the server.", "PID", shown="who listens there", least=0)
+    engine: str = common.ENGINE_NAME("auto", help="Name of the engine.")
+    deadline_s: float = option(
+        15.0,
+        "Time that the one request may take.",
+        "SECONDS",
+        LIMITS,
+        name="--deadline",
+        shown="15s",
+        read=read_deadline,
+        write=text_of,
+    )
+    samples: int = option(
+        5, "Number of stack samples of each process.", "N", EVIDENCE, least=3, most=100
+    )
+    request: bool = option(
+        True,
+        "Send one inference; --no-request only observes.",
+        group=EVIDENCE,
+        name="--request/--no-request",
+    )
+    native: bool = option(
+        False, "C frames as well: pauses the server for each sample.", group=EVIDENCE
+    )
+    scenarios: tuple[str, ...] = option(
+        (),
+        "Try this one besides the known ones: a name, or a path that ends in .py.",
+        "NAME|FILE",
+        name="--scenario",
+        names="scenario",
+    )
+    verbose: bool = common.VERBOSE(False)

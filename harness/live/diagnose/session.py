@@ -1,0 +1,376 @@
+"""One diagnosis from URL to incident: discover, look, assess, match, write down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrepro import __version__
+from mmrepro.base import processes
+from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
+from mmrepro.base.machine.host import SHORT, Lateness
+from mmrepro.base.records import Moment
+from mmrepro.base.text.redact import Redactor
+from mmrepro.base.text.sanitize import mask_of
+from mmrepro.base.units import size
+from mmrepro.failure.documents import EVIDENCE_DIR, Incident
+from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
+from mmrepro.failure.documents.folder import discard, make_run_dir, write_incident
+from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
+from mmrepro.live.diagnose import discover, general
+from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
+from mmrepro.live.diagnose.collect import Collector
+from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.match import all_scenarios, known_hang, match_all, union
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.probes.base import ProbeStatus, RawSink
+from mmrepro.probes.data import LogsData, MetricsData
+from mmrepro.probes.stacks import HOW_TO_ALLOW
+from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.evidence.recorder import Listener, Recorder
+
+WORTH_MORE = frozenset(
+    {ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.BLOCKED_ON_LOCK}
+)
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """``folder`` is None where nothing was kept: a healthy server, and no ``out``."""
+
+    diagnosis: Diagnosis
+    incident: Incident
+    folder: Path | None
+
+
+def diagnose(options: DiagnoseCommand, listener: Listener | None = None) -> Diagnosed:
+    """Diagnose a live server; never writes to it, signals it or leaves anything running.
+
+    Raises:
+        UsageError: no address, an unknown engine or scenario, or an output folder that cannot be
+            used.
+        KeyboardInterrupt: nothing is kept then.
+    """
+    from mmrepro.live.diagnose.incident import build
+
+    taken = Moment.now()
+    scenarios = all_scenarios(options.scenarios)
+    target = discover.find(options.url, options.pid)
+    if options.engine != "auto":
+        discover.name_engine(target, frozenset(), options.engine)
+    folder = _folder(options.out)
+    redactor = Redactor()
+    sent = {s: redactor.add(s, "header") for s in _secrets(options.headers)}
+    mask = mask_of({secret: placeholder for secret, placeholder in sent.items() if placeholder})
+    recorder = Recorder(folder, _private(listener, redactor), mask=mask)
+    recorder.phase = "check"
+    try:
+        diagnosis = _look(options, target, recorder, taken, scenarios)
+        incident = build(diagnosis, recorder.evidence, folder, options.command_line(), scenarios)
+        kept = options.out is not None or diagnosis.exit_code != 0
+        if kept:
+            folder = write_incident(incident, folder, redactor)
+            diagnosis.incident_dir = incident.incident_dir = str(folder)
+        shown = redactor.redact_model(diagnosis)
+        return Diagnosed(shown, incident, folder if kept else None)
+    finally:
+        if not (folder / "incident.json").exists():
+            _remove(folder)
+
+
+def _secrets(headers: Mapping[str, str]) -> list[str]:
+    """Each value, and of ``Bearer KEY`` the key alone."""
+    return [s for value in headers.values() for s in (value, *value.split()[-1:])]
+
+
+def _private(listener: Listener | None, redactor: Redactor) -> Listener | None:
+    """What went wrong with an exchange may quote the server, and that what it was sent."""
+    if listener is None:
+        return None
+    return lambda event: listener(redactor.redact_model(event))
+
+
+def _look(
+    options: DiagnoseCommand,
+    target: Target,
+    recorder: Recorder,
+    taken: Moment,
+    scenarios: Sequence[Scenario],
+) -> Diagnosis:
+    facts, evidence = target.facts, recorder.evidence
+    collector = Collector(target, options, recorder)
+    try:
+        try:
+            with Lateness() as lateness:
+                _collect(options, target, collector, scenarios, lateness)
+        except MmreproError:
+            raise
+        except Exception as error:  # what was seen by then is judged and kept all the same
+            target.unseen.append(f"the rest of the look: mmrepro failed ({type(error).__name__})")
+        if lateness.share > SHORT:
+            evidence.facts[LATENESS] = round(lateness.share, 2)
+        if (growth := collector.log_growth()) is not None:
+            evidence.facts[LOG_GROWTH] = growth
+        note_kernel(target, evidence)
+        _keep_log_lines(recorder, evidence)
+        assessment = general.assess(evidence, facts)
+        if assessment.state in WORTH_MORE:
+            _catch_locals(collector, _of_engine(scenarios, facts))
+        live = _live(facts, options.deadline_s)
+        return Diagnosis(
+            mmrepro_version=__version__,
+            taken=taken,
+            target=facts,
+            assessment=assessment,
+            classes=classes(evidence, facts),
+            since=_since(evidence, assessment.state),
+            matches=match_all(scenarios, evidence, live),
+            unseen=_unseen(target, evidence),
+            effect=collector.effect(),
+        )
+    finally:
+        collector.close()
+
+
+def _collect(
+    options: DiagnoseCommand,
+    target: Target,
+    collector: Collector,
+    scenarios: Sequence[Scenario],
+    lateness: Lateness,
+) -> None:
+    facts, evidence = target.facts, collector.evidence
+    discover.find_logs(target, options.logs)
+    collector.note_log_sizes()
+    if target.engine is None and facts.root_pid is not None:
+        discover.name_engine(target, frozenset())
+    if not any(p.state in "Tt" for p in facts.processes):
+        collector.ask_front()
+    if target.engine is None:
+        discover.name_engine_by_log(target)
+    if target.engine is None:
+        discover.name_engine(target, _metric_names(evidence))
+    discover.find_release(target)
+    note_kernel(target, evidence)
+    collector.log_patterns = union(_of_engine(scenarios, facts))
+    plain = general.at_once(evidence, facts) is not None
+    if not plain:
+        collector.ask_release()
+    if not collector.look(lambda seen: general.suspicious(seen, facts), plain=plain):
+        return
+    if not _decided(target, collector, _of_engine(scenarios, facts), lateness):
+        collector.look_on()
+
+
+def _decided(
+    target: Target,
+    collector: Collector,
+    scenarios: Sequence[Scenario],
+    lateness: Lateness,
+) -> bool:
+    """Whether the request was given up before its deadline, for it is a hang all the same."""
+
+    def fit() -> Fit | None:
+        if not collector.waits or lateness.share > SHORT:
+            return None
+        note_kernel(target, collector.evidence)
+        live = _live(target.facts, collector.plan.deadline_s)
+        waited = collector.waited_s
+        hang = known_hang(scenarios, collector.evidence, target.facts, live, waited)
+        return hang.fit if hang else None
+
+    if fit() not in (Fit.MATCH, Fit.LIKELY):
+        return False
+    collector.look_again_at_once()
+    _catch_locals(collector, scenarios)
+    if fit() is not Fit.MATCH:
+        return False
+    collector.give_up()
+    return True
+
+
+def _live(facts: TargetFacts, deadline_s: float = 0.0) -> LiveFacts:
+    return LiveFacts(facts.engine, facts.release, tuple(facts.command), deadline_s)
+
+
+def _of_engine(scenarios: Sequence[Scenario], facts: TargetFacts) -> list[Scenario]:
+    return [s for s in scenarios if not facts.engine or s.engine == facts.engine]
+
+
+def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
+    """What conditions cite of a log, under its name: the log itself stays where it is."""
+    for _, data in evidence.results(LogsData, partial=True):
+        lines = [*data.errors, *data.last_by_process.values()]
+        lines += [line for matching in data.matches.values() for line in matching]
+        lines += [data.last_work] if data.last_work else []
+        text = "".join(
+            f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] {line.text}\n"
+            for number, line in sorted({line.number: line for line in lines}.items())
+        )
+        sink = RawSink(recorder.dir, mask=recorder.mask)
+        sink.write(Path(data.file).name, f"# lines of {data.file}\n{text}")
+
+
+def _catch_locals(collector: Collector, scenarios: Sequence[Scenario]) -> None:
+    """A few more samples where a scenario looks for a local that is only there now and then."""
+    looking = [s for s in scenarios if s.looks_for_locals]
+    evidence, live = collector.evidence, _live(collector.target.facts)
+    close = [
+        s
+        for s in looking
+        for m in match_all([s], evidence, live)
+        if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)
+    ]
+    if close:
+        collector.more_stacks(lambda samples: any(s.enough_stacks(samples) for s in close))
+
+
+def _metric_names(evidence: Evidence) -> frozenset[str]:
+    return frozenset(
+        sample.name for _, data in evidence.results(MetricsData) for sample in data.samples
+    )
+
+
+def _unseen(target: Target, evidence: Evidence) -> list[str]:
+    unseen = list(target.unseen)
+    if target.facts.root_pid is None and target.facts.place == "remote":
+        unseen.append("its processes: stacks, CPU and log need mmrepro on its machine")
+    if target.facts.processes and target.facts.core_role and not target.facts.cores:
+        unseen.append(
+            f"which process is {target.facts.core_role}: none is called so, and the titles are all "
+            "that tells; where it stands cannot be told"
+        )
+    if reason := refused_stacks(evidence):
+        refused = "py-spy was refused" in reason
+        unseen.append("Python stacks: " + (HOW_TO_ALLOW if refused else reason))
+    for result in evidence.probes:
+        if result.probe == "logs" and not result.ok:
+            unseen.append(f"the log: {result.reason}")
+        if result.probe == "metrics" and not result.ok:
+            unseen.append(f"the metrics: {result.reason}")
+    for _, data in evidence.results(LogsData):
+        if data.skipped_bytes:
+            unseen.append(
+                f"the first {size(data.skipped_bytes)} of {data.file}: only its end was read"
+            )
+    return list(dict.fromkeys(unseen))
+
+
+def refused_stacks(evidence: Evidence) -> str:
+    """Why Python stacks are missing; "" when some could be read."""
+    reason = ""
+    for result in evidence.probes:
+        if result.probe == "stacks":
+            if result.status is ProbeStatus.OK:
+                return ""
+            reason = result.reason
+    return reason
+
+
+def _since(evidence: Evidence, state: ServerState) -> str:
+    """Since when, by the log: its last sign of progress."""
+    if state is ServerState.HEALTHY:
+        return ""
+    for _, data in evidence.results(LogsData, partial=True):
+        line = data.last_work
+        if line is not None and line.time:
+            after = f"; {data.stuck_count} requests were added after it" if data.stuck_count else ""
+            return f"{line.time}, the log's last sign of work done (line {line.number}){after}"
+    for _, data in evidence.results(LogsData, partial=True):
+        if data.errors and data.errors[0].time:
+            return f"{data.errors[0].time}, the log's first error (line {data.errors[0].number})"
+    return ""
+
+
+def _folder(out: Path | None) -> Path:
+    """The incident's folder; where the default cannot be written, a temporary one."""
+    if out is not None:
+        return make_run_dir(out, "diagnose", "")
+    try:
+        return make_run_dir(None, "diagnose", str(os.getpid()))
+    except (UnwritableOutput, NoSpace):
+        folder = Path(tempfile.mkdtemp(prefix="mmrepro-diagnose-"))
+        (folder / EVIDENCE_DIR).mkdir()
+        return folder
+
+
+def _remove(folder: Path) -> None:
+    """The folder of a diagnosis that is not kept, and nothing beside what was put there."""
+    with contextlib.suppress(OSError):
+        for entry in (folder / EVIDENCE_DIR).iterdir():
+            entry.unlink()
+    discard(folder)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()  # "incidents", if it was made for this one
+
+
+# --------------------------------------------------------------- what the kernel says
+
+
+EXIT_CODE = 49
+"""Field 52 of /proc/PID/stat (proc_pid_stat(5)), less the three before the state's own; readable
+with the right to trace only, else 0."""
+MAX_RECORDS = 20_000
+_KILLED = re.compile(
+    r"(?:Out of memory: |Memory cgroup out of memory: )?Killed process \d+ \([^)]*\)"
+)
+
+
+def note_kernel(target: Target, evidence: Evidence) -> None:
+    """Keep exit codes of the dead, tracers of the traced, and the OOM killer's last word."""
+    for process in target.facts.processes:
+        if process.state in "ZX" and (code := exit_code(process.pid)) is not None:
+            evidence.facts[f"exit:{process.pid}"] = code
+        if process.state == "t" and (tracer := processes.tracer(process.pid)):
+            evidence.facts[f"tracer:{process.pid}"] = tracer
+    lives = core_lives(target)
+    if lives is None and evidence.facts.get(CORE_ALIVE) is not None:
+        lives = False  # it was there when this look began
+    if lives is not None:
+        evidence.facts[CORE_ALIVE] = lives
+    if lives is False and (kill := last_oom_kill()):
+        evidence.facts["oom"] = kill
+
+
+def core_lives(target: Target) -> bool | None:
+    """Whether a core process lives; None where that cannot be seen, or where no process is called
+    so: not every release names its processes, nor does every core run below the front."""
+    facts = target.facts
+    if facts.cores:
+        return any(p.state not in "ZX" for p in facts.cores)
+    if facts.root_pid is not None:
+        return False if all(p.state in "ZX" for p in facts.processes) else None
+    return False if facts.place != "remote" and facts.listening is False else None
+
+
+def exit_code(pid: int) -> int | None:
+    """The wait status of a zombie: signal in the low seven bits, exit code above eight."""
+    raw = processes.read(pid, "stat")
+    fields = raw.rpartition(b")")[2].split()
+    if len(fields) <= EXIT_CODE or fields[0] not in (b"Z", b"X"):
+        return None
+    return int(fields[EXIT_CODE])
+
+
+def last_oom_kill() -> str:
+    """The kernel log's last OOM kill; "" when there was none or the log is closed to us."""
+    try:
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    last = ""
+    try:
+        with contextlib.suppress(OSError):
+            for _ in range(MAX_RECORDS):
+                record = os.read(handle, 8192).decode("utf-8", "replace")
+                if match := _KILLED.search(record):
+                    last = match[0]
+    finally:
+        os.close(handle)
+    return last

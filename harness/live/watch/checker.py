@@ -1,0 +1,272 @@
+"""One check: a small inference, and, if it is not answered, whether the server worked meanwhile.
+
+The readings of the last few checks together show classes of failure.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmrepro.base.machine.host import SHORT, Lateness
+from mmrepro.engines import ENGINES
+from mmrepro.failure.documents.diagnosis import Certainty, NamedClass, TargetFacts
+from mmrepro.failure.signature.live_server import LATENESS
+from mmrepro.live.diagnose.classes import classes
+from mmrepro.live.watch.health import Check, CheckOutcome
+from mmrepro.live.watch.processes import Growth, Processes, Seen, caches_bytes
+from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
+from mmrepro.probes.data import InferenceData, MetricsData
+from mmrepro.probes.http import InferenceProbe, api_root, connection_refused, fetch, first_model
+from mmrepro.probes.metrics import MetricsProbe
+from mmrepro.probes.processes import ConnectionsProbe
+from mmrepro.traffic.evidence import Evidence
+
+CHECKS = 3
+
+
+class Window:
+    """Takes the results of each check's probes. What was read before an answer tells nothing of a
+    silence after it."""
+
+    def __init__(self) -> None:
+        self._checks: deque[list[ProbeResult[Any]]] = deque(maxlen=CHECKS)
+        self._now: list[ProbeResult[Any]] = []
+
+    def begin(self) -> None:
+        self._now = []
+        self._checks.append(self._now)
+
+    def add(self, result: ProbeResult[Any]) -> None:
+        if result.data is not None:
+            self._now.append(result)
+
+    def classes(
+        self, facts: TargetFacts, silence: Evidence, *, late: float = 0.0
+    ) -> list[NamedClass]:
+        """Those that are more than possible.
+
+        Args:
+            silence: stacks that were taken while a request waited.
+            late: the part of the time for which this process waited for a processor, where that
+                was much.
+        """
+        asked = [r for r in self._now if isinstance(r.data, InferenceData)]
+        if not _answered(self._now):
+            for check in [c for c in self._checks if _answered(c)]:
+                check.clear()
+        readings = [r for c in self._checks for r in c if not isinstance(r.data, InferenceData)]
+        facts_too = {LATENESS: late} if late else {}
+        evidence = Evidence(probes=[*readings, *asked, *silence.probes], facts=dict(facts_too))
+        found = classes(evidence, facts)
+        return [one for one in found if one.certainty is not Certainty.POSSIBLE]
+
+
+def _answered(check: list[ProbeResult[Any]]) -> bool:
+    return any(isinstance(r.data, InferenceData) and r.data.answered for r in check)
+
+
+LATE = 0.3
+"""Part of the deadline after which a request that is not answered yet has its server looked at."""
+MODELS_S = 5.0
+
+
+# Not the count of finished requests: a frozen vLLM counts those that clients give up on. How full
+# the KV cache is moves with each chunk of a long prompt, which counts no token until its end.
+def _metrics(*shorts: str) -> tuple[str, ...]:
+    engines = ENGINES.values()
+    return tuple(name for e in engines for short in shorts for name in e.metrics.get(short, ()))
+
+
+PROGRESS = _metrics("prompt_tokens", "generation_tokens")
+GAUGES = _metrics("kv_usage")
+HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
+HINTS[403] = HINTS[401]
+
+
+class Checker:
+    """Sends the checks to ``url``.
+
+    What it says of one is in its own words: a server may answer with whatever it was sent, a key
+    among it, and what a watch says is served to others.
+
+    ``model``: the served name; empty: the first that ``/v1/models`` lists, asked once.
+    ``image``: a data URL that goes with the text, so that the vision path is checked as well.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        deadline_s: float,
+        *,
+        model: str = "",
+        image: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.url = api_root(url)
+        self.deadline_s = deadline_s
+        self.model = model
+        self.image = image
+        self.headers = dict(headers or {})
+        self._worked = False
+        self._window = Window()
+        self._growth = Growth()
+        self._answers = 0
+        self._counted: MetricsData | None = None
+        self._lateness = Lateness()
+        self._scratch = tempfile.TemporaryDirectory(prefix="mmrepro-watch-")
+        self._processes = Processes(self.url, Path(self._scratch.name))
+
+    def close(self) -> None:
+        self._scratch.cleanup()
+
+    def check(self) -> Check:
+        """One check; never raises for what a server does."""
+        started = time.monotonic()
+        self._window.begin()
+        with Lateness() as self._lateness:
+            verdict, why = self._find_model() or self._ask()
+        self._answers += verdict is CheckOutcome.OK
+        at, classes = time.monotonic(), self._classes()
+        return Check(verdict, at, at - started, why, classes)
+
+    def _classes(self) -> tuple[NamedClass, ...]:
+        """Of failure, by what the last checks read and by the memory of its processes."""
+        processes, share = self._processes, self._lateness.share
+        if (facts := processes.facts) is None:
+            return ()
+        late = share if share > SHORT else 0.0
+        found = self._window.classes(facts, processes.silence, late=late)
+        self._growth.observe(time.monotonic(), self._finished(facts), processes.memory())
+        pictures = bool(self._total(facts, "mm_cache_queries"))
+        grows = self._growth.named(caches_bytes(facts.command) if pictures else 0)
+        return (*found, *([grows] if grows else []))
+
+    def _finished(self, facts: TargetFacts) -> float:
+        """Requests that the server counts as finished, else those of ours that were answered."""
+        total = self._total(facts, "finished")
+        return self._answers if total is None else total
+
+    def _total(self, facts: TargetFacts, short: str) -> float | None:
+        engine, data = ENGINES.get(facts.engine), self._counted
+        names = engine.metrics.get(short, ()) if engine else ()
+        return next((v for n in names if data and (v := data.total(n)) is not None), None)
+
+    def _find_model(self) -> Seen | None:
+        """Ask for the served model, if it is not known; why that failed."""
+        if self.model:
+            return None
+        got = fetch(
+            "GET",
+            f"{self.url}/v1/models",
+            timeout_s=min(MODELS_S, self.deadline_s),
+            max_bytes=1 << 20,
+            headers=self.headers,
+        )
+        if got.status == 200:
+            self.model = first_model(got.body)
+            return None if self.model else (CheckOutcome.ERROR, "/v1/models lists no model")
+        if got.timed_out:
+            return self._silence("/v1/models", {}, (CheckOutcome.SILENT, ""))
+        return self._no_completion("/v1/models", got.status, got.error, {})
+
+    def _ask(self) -> Seen:
+        before = self._signs() or {}
+        self._look_who_is_connected()
+        probe = InferenceProbe(
+            self.url,
+            self.model,
+            self.deadline_s,
+            image_data_url=self.image,
+            headers=self.headers,
+        )
+        box: list[ProbeData | None] = []
+        asking = threading.Thread(
+            target=lambda: box.append(self._run(probe, self.deadline_s + 1).data), daemon=True
+        )
+        asking.start()
+        asking.join(LATE * self.deadline_s)
+        seen: Seen = CheckOutcome.SILENT, ""
+        if asking.is_alive():
+            seen = self._processes.look((1 - LATE) * self.deadline_s)
+        asking.join()
+        data = box[0]
+        if not isinstance(data, InferenceData):
+            return CheckOutcome.UNKNOWN, "the check could not be run"
+        if data.answered:
+            self._processes.answered()
+            self._worked = True
+            return CheckOutcome.OK, ""
+        if data.status is None and data.seconds >= 0.9 * data.deadline_s:
+            return self._silence("a small request", before, seen)
+        return self._no_completion("a small request", data.status, data.error, before)
+
+    def _no_completion(
+        self, asked: str, status: int | None, error: str, before: Mapping[str, float]
+    ) -> Seen:
+        """It was answered at once, or not taken at all."""
+        if connection_refused(error):
+            return self._processes.absent()
+        if status == 429:
+            return CheckOutcome.BUSY, f"{asked}: 429, too many requests"
+        if status == 200:
+            return CheckOutcome.ERROR, f"{asked}: 200, and no whole completion"
+        if status is not None and status < 500:
+            hint = f" ({HINTS[status]}?)" if status in HINTS else ""
+            return CheckOutcome.UNKNOWN, f"{asked}: {status}{hint}"
+        if dead := self._processes.part_dead():
+            return CheckOutcome.FAILED, dead
+        # A gateway says 502 to 504, and of one that never worked the request may be to blame.
+        if status == 500 and self._worked and before and before == self._signs():
+            return CheckOutcome.SILENT, f"{asked}: 500, and no counter of work moves"
+        told = status or error.partition(":")[0]  # what follows may be the server's own words
+        return CheckOutcome.ERROR, f"{asked}: {told}"
+
+    def _silence(self, asked: str, before: Mapping[str, float], seen: Seen) -> Seen:
+        """No answer in time. ``seen``: of its processes, while it was waited for."""
+        told = f"{asked}: no answer in time"
+        after = self._signs()
+        if moved := moved_signs(before, after or {}):
+            return CheckOutcome.BUSY, f"{told}; meanwhile {moved[0]} moved: it works"
+        verdict, why = seen
+        if self._lateness.share > SHORT:
+            return CheckOutcome.ERROR, f"{told}; this machine is short of processors"
+        counted = after is not None and bool(before.keys() & after.keys())
+        mute = after is None and self._processes.near
+        if verdict is CheckOutcome.SILENT and not counted and not mute:
+            return CheckOutcome.ERROR, f"{told}; no counter tells whether it works on others"
+        return verdict, "; ".join(filter(None, [told, why]))
+
+    def _signs(self) -> dict[str, float] | None:
+        """Counters of work done; empty where there are no metrics, None where they are late."""
+        result = self._run(MetricsProbe(self.url, 2.0, headers=self.headers), 3.0)
+        data = result.data
+        if isinstance(data, MetricsData):
+            self._counted = data
+            self._processes.name_engine(frozenset(s.name for s in data.samples))
+            return {name: v for name in (*PROGRESS, *GAUGES) if (v := data.total(name)) is not None}
+        return None if result.status is ProbeStatus.TIMED_OUT else {}
+
+    def _look_who_is_connected(self) -> None:
+        facts = self._processes.facts
+        if facts is not None and facts.port and facts.place != "remote":
+            self._run(ConnectionsProbe(facts.port, facts.root_pid or "self"), 1.0)
+
+    def _run(self, probe: Probe[ProbeData], seconds: float) -> ProbeResult[ProbeData]:
+        folder = Path(self._scratch.name)
+        result = run_probe(probe, folder, seconds, phase="check")
+        for raw in result.raw:
+            (folder / raw).unlink(missing_ok=True)
+        self._window.add(result)
+        return result
+
+
+def moved_signs(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """Names of those that changed. A counter that fell is no progress: a restart."""
+    known = [name for name in after if name in before and after[name] != before[name]]
+    return [name for name in known if after[name] > before[name] or name in GAUGES]

@@ -1,0 +1,216 @@
+"""The watch: check at an interval, tell what changed, diagnose once when liveness is lost."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.units import duration
+from mmrepro.failure.documents.diagnosis import CLASS_WORDS, Certainty, LiveClass, NamedClass
+from mmrepro.live.diagnose.discover import parse_url
+from mmrepro.live.watch.checker import Checker
+from mmrepro.live.watch.health import CheckOutcome, Health
+from mmrepro.live.watch.options import WatchCommand
+
+SUREST = list(Certainty)
+CONFIRM_PAUSE_S = 0.01
+"""Between a first failure and the check that confirms it."""
+RETURN_S = 1.0
+"""From one check's start to the next one's, at most, of a server that is gone: when it starts
+again, it must not be called dead for long."""
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    sentence: str
+    folder: Path | None
+    classes: tuple[NamedClass, ...] = ()
+
+
+Diagnose = Callable[[], Diagnosed]
+Listener = Callable[[str, str], None]
+"""Gets an event's kind (check, dead, live, class, diagnosis, error) and a sentence."""
+
+
+class Watch:
+    """Runs until ``stop`` or as the options say. What it knows may be read from other threads."""
+
+    def __init__(
+        self,
+        checker: Checker,
+        health: Health,
+        options: WatchCommand,
+        *,
+        diagnose: Diagnose | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.checker = checker
+        self.health = health
+        self.options = options
+        self.diagnose = diagnose
+        self.listener = listener or (lambda kind, text: None)
+        self.counts: dict[CheckOutcome, int] = dict.fromkeys(CheckOutcome, 0)
+        self.incidents = 0
+        self.finding: Diagnosed | None = None
+        self.classes: dict[LiveClass, Certainty] = {}
+        self.lock = threading.Lock()
+        self._stop = threading.Event()
+        self._diagnosis: threading.Thread | None = None
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> bool:
+        """Check until the end; returns whether the server was live then."""
+        while not self._stop.is_set():
+            began = time.monotonic()
+            changed = self._step()
+            if self.options.until_dead and changed and not self.health.live:
+                break
+            if self.options.once and not self.health.undecided:
+                break
+            self._stop.wait(self._pause(began))
+        if self._diagnosis is not None:
+            self._diagnosis.join()
+        return self.health.live
+
+    def _step(self) -> bool:
+        check = self.checker.check()
+        with self.lock:
+            self.counts[check.verdict] += 1
+            changed = self.health.observe(check)
+            live = self.health.live
+        what = check.verdict.value + (f": {check.why}" if check.why else "")
+        self.listener("check", f"{what} ({duration(check.seconds)})")
+        if changed and not live:
+            self.listener("dead", f"not live: {check.why}")
+            self._look()
+        elif changed:
+            self.listener("live", "live again")
+            with self.lock:
+                self.finding = None
+        self._tell_classes()
+        return changed
+
+    def _tell_classes(self) -> None:
+        """What the last check and the last diagnosis name, until it is live again; in our own
+        words, for what a class rests on may be the server's."""
+        with self.lock:
+            last, finding = self.health.last, self.finding
+            named = [*(finding.classes if finding else ()), *(last.classes if last else ())]
+            before = self.classes
+            now: dict[LiveClass, Certainty] = {}
+            for one in sorted(named, key=lambda one: SUREST.index(one.certainty)):
+                now.setdefault(one.name, one.certainty)
+            self.classes = now
+        for name, certainty in now.items():
+            if before.get(name) is not certainty:
+                self.listener("class", f"{name}, {certainty}: {CLASS_WORDS[name]}")
+        for name in before.keys() - now.keys():
+            self.listener("class", f"{name}: seen no more")
+
+    def _pause(self, began: float) -> float:
+        if self.health.confirming:
+            return CONFIRM_PAUSE_S
+        interval_s = self.options.interval_s
+        last = self.health.last
+        if not self.health.live and last is not None and last.seconds < RETURN_S:
+            interval_s = min(interval_s, RETURN_S)
+        return max(0.0, began + interval_s - time.monotonic())
+
+    def _look(self) -> None:
+        """Diagnose beside the checks: a recovery must not wait for it."""
+        if self.diagnose is None:
+            return
+        if self.incidents >= self.options.max_incidents:
+            self.listener("diagnosis", f"not diagnosed: {self.incidents} incidents are the limit")
+            return
+        if self._diagnosis is not None and self._diagnosis.is_alive():
+            return
+        with self.lock:
+            self.incidents += 1
+        self._diagnosis = threading.Thread(target=self._diagnose, name="diagnosis")
+        self._diagnosis.start()
+
+    def _diagnose(self) -> None:
+        assert self.diagnose is not None
+        try:
+            finding = self.diagnose()
+        except Exception as error:  # the watch goes on, whatever becomes of a diagnosis
+            # Its text may be the server's: only of our own errors it is not.
+            told = error.message if isinstance(error, MmreproError) else type(error).__name__
+            self.listener("error", f"the diagnosis failed: {told}")
+            return
+        with self.lock:
+            self.finding = finding
+        self.listener("diagnosis", finding.sentence)
+        self._tell_classes()
+
+
+MAX_DEADLINE_S = 15.0
+
+
+def default_deadline(interval_s: float, failures: int) -> float:
+    """Seconds for one check, so that ``failures`` of them, one after the other, end within one
+    interval; at most 15."""
+    return min(MAX_DEADLINE_S, 0.9 * interval_s / failures - CONFIRM_PAUSE_S)
+
+
+def watch_of(
+    asked: WatchCommand,
+    health: Health,
+    *,
+    diagnose: Callable[[float], Diagnosed] | None = None,
+    listener: Listener,
+) -> Watch:
+    """The watch of a server. Raises UsageError for what cannot be an address.
+
+    Args:
+        diagnose: looks for the cause when a check fails, with a deadline in seconds; None: that
+            it failed is only reported.
+    """
+    parse_url(asked.url)
+    deadline = asked.deadline_s or default_deadline(asked.interval_s, health.failures)
+    picture = small_picture() if asked.image else None
+    checker = Checker(
+        asked.url, deadline, model=asked.model, image=picture, headers=dict(asked.headers)
+    )
+    look = None if diagnose is None else partial(diagnose, max(1.0, deadline))
+    return Watch(checker, health, asked, diagnose=look, listener=listener)
+
+
+def small_picture() -> str:
+    """A 56 x 56 picture as a data URL: 4 tokens of a Qwen2-VL."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (56, 56), (90, 140, 200)).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def diagnosed(asked: WatchCommand, write: Callable[[Path], object], deadline_s: float) -> Diagnosed:
+    """Diagnose the server; the incident is kept below ``out``, ``write`` writes its reports."""
+    from mmrepro.live.diagnose.options import DiagnoseCommand
+    from mmrepro.live.diagnose.session import diagnose
+
+    folder = None if asked.out is None else asked.out / time.strftime("watch-%Y%m%d-%H%M%S")
+    found = diagnose(
+        DiagnoseCommand(
+            asked.url, asked.model, asked.logs, asked.headers, folder, deadline_s=deadline_s
+        )
+    )
+    if found.folder is not None:
+        write(found.folder)
+    known = [m.scenario for m in found.diagnosis.found]
+    sentence = found.diagnosis.assessment.sentence
+    if known:
+        sentence = f"{known[0]}: {sentence}"
+    where = f"; incident: {found.folder}" if found.folder else ""
+    return Diagnosed(sentence + where, found.folder, tuple(found.diagnosis.classes))

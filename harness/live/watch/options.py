@@ -1,0 +1,88 @@
+"""Options of ``mmrepro watch``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from mmrepro.base import common_options as common
+from mmrepro.base.options import EVIDENCE, LIMITS, OUTPUT, option
+from mmrepro.live.diagnose.options import LiveCommand
+
+
+@dataclass(frozen=True)
+class WatchCommand(LiveCommand):
+    """Options of ``mmrepro watch``; ``deadline_s``: None: by ``loop.default_deadline``."""
+
+    COMMAND: ClassVar[str] = "watch"
+    interval_s: float = option(
+        10.0,
+        "Time from one check to the next.",
+        "SECONDS",
+        LIMITS,
+        name="--interval",
+        least=0.5,
+        most=86400,
+    )
+    deadline_s: float | None = option(
+        None,
+        "Time limit of one check.",
+        "SECONDS",
+        LIMITS,
+        name="--deadline",
+        shown="see above",
+        least=0.1,
+        most=600,
+    )
+    failures: int = option(
+        2, "Failed checks in a row that end liveness.", "N", LIMITS, least=1, most=100
+    )
+    successes: int = option(
+        2, "Answered checks in a row that bring it back.", "N", LIMITS, least=1, most=100
+    )
+    grace_s: float = option(
+        600.0,
+        "Time that a server may take until its first answer.",
+        "SECONDS",
+        LIMITS,
+        name="--grace",
+        least=0,
+        most=common.WEEK_S,
+    )
+    stall_s: float = option(
+        60.0,
+        "Silence, no counter moving, that ends liveness where its processes cannot be observed "
+        "to stand still.",
+        "SECONDS",
+        LIMITS,
+        name="--stall",
+        least=1,
+    )
+    http: str = option(
+        "",
+        "Serve /live, /ready and /metrics at PORT of this machine, or at HOST:PORT, and continue "
+        "when the server is dead.",
+        "[HOST:]PORT",
+        OUTPUT,
+    )
+    once: bool = option(False, "End with the first verdict.", group=LIMITS)
+    image: bool = option(
+        False, "Send a small image as well: checks the vision path.", group=EVIDENCE
+    )
+    diagnose: bool = option(
+        True,
+        "Diagnose the server when it fails; --no-diagnose only reports.",
+        group=EVIDENCE,
+        name="--diagnose/--no-diagnose",
+    )
+    max_incidents: int = option(
+        5, "Maximum number of diagnoses that are kept.", "N", OUTPUT, least=1, most=1000
+    )
+    out: Path | None = common.OUT(None, help="Folder of the incidents.", shown="incidents/")
+    json: bool = common.JSON(False, help="Print one JSON object a line on stdout.")
+    quiet: bool = common.QUIET(False, help="Print what changes, not each check.")
+
+    @property
+    def until_dead(self) -> bool:
+        return not self.http

@@ -1,0 +1,279 @@
+"""The processes behind a watched URL, where they can be observed: an end, a standstill, memory that
+grows with each request.
+
+Caches grow as well, until they are full: only what goes on growing as it began, past what the
+caches may take, is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from mmrepro.base import processes, units
+from mmrepro.failure.documents.diagnosis import (
+    Certainty,
+    LiveClass,
+    NamedClass,
+    ServerState,
+    TargetFacts,
+)
+from mmrepro.live.diagnose import discover, general
+from mmrepro.live.diagnose.classes_logged import named
+from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.frozen import Stance, stance
+from mmrepro.live.diagnose.readings import View
+from mmrepro.live.watch.health import CheckOutcome
+from mmrepro.probes.base import run_probe
+from mmrepro.probes.stacks import StacksProbe
+from mmrepro.traffic.evidence import Evidence
+
+SETTLE_S = 600.0
+"""After a process was first seen: it warms up."""
+SPAN_S = 1800.0
+"""Shorter than that nothing is said."""
+SURE_S = 7200.0
+REQUESTS = 100
+"""Finished in that time, at least."""
+LEAST_BYTES = 256 << 20
+"""Allocators and lists of blocks grow by that much in a healthy server."""
+PARTS = 4
+"""Of the time, each of which has to have grown; the last by at least half of their mean."""
+MOST_SAMPLES = 256
+MIB = 1 << 20
+
+
+CACHE_GB = 4.0
+"""``mm_processor_cache_gb`` of vllm/config/multimodal.py, 0.11.0 to 0.32.0."""
+
+
+def caches_bytes(command: Sequence[str]) -> int:
+    """What vLLM's multimodal cache may take of each process's memory, by the server's options."""
+    option, size = "--mm-processor-cache-gb", CACHE_GB
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        value = after if word == option else word.removeprefix(f"{option}=")
+        if word.startswith(option):
+            with contextlib.suppress(ValueError):
+                size = float(value)
+    return int(size * 2**30)
+
+
+@dataclass
+class _Course:
+    """One process. ``samples``: second, requests finished so far, resident bytes."""
+
+    role: str
+    first_seen: float
+    samples: list[tuple[float, float, int]] = field(default_factory=list)
+
+    def add(self, at: float, requests: float, rss_bytes: int) -> None:
+        if at - self.first_seen < SETTLE_S:
+            return
+        if self.samples and requests < self.samples[-1][1]:
+            self.samples.clear()  # counted anew
+        self.samples.append((at, requests, rss_bytes))
+        if len(self.samples) > MOST_SAMPLES:
+            del self.samples[1:-1:2]
+
+
+class Growth:
+    """Takes readings, some seconds apart, of one server's processes."""
+
+    def __init__(self) -> None:
+        self._courses: dict[tuple[int, int], _Course] = {}
+
+    def observe(
+        self, at: float, requests: float, processes: Mapping[tuple[int, int], tuple[str, int]]
+    ) -> None:
+        """Take one reading.
+
+        Args:
+            at: seconds on the monotonic clock.
+            requests: finished since the server's start.
+            processes: (pid, start in clock ticks): role and resident bytes.
+        """
+        self._courses = {k: c for k, c in self._courses.items() if k in processes}
+        for key, (role, rss_bytes) in processes.items():
+            course = self._courses.setdefault(key, _Course(role, at))
+            course.add(at, requests, rss_bytes)
+
+    def named(self, caches_bytes: int = 0) -> NamedClass | None:
+        """The class, where a process grows. ``caches_bytes``: what its caches may take of it."""
+        grown = [
+            told
+            for (pid, _), course in self._courses.items()
+            if (told := _told(pid, course, max(LEAST_BYTES, caches_bytes)))
+        ]
+        if not grown:
+            return None
+        return named(
+            LiveClass.MEMORY_GROWS,
+            Certainty.LIKELY if any(sure for sure, _ in grown) else Certainty.POSSIBLE,
+            "The memory of the server grows with the requests that it answers.",
+            [text for _, text in grown],
+        )
+
+
+def _told(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] | None:
+    samples = course.samples
+    if len(samples) < 2 * PARTS or samples[-1][0] - samples[0][0] < SPAN_S:
+        return None
+    began, seconds = samples[0][0], samples[-1][0] - samples[0][0]
+    parts: list[list[tuple[float, float, int]]] = [[] for _ in range(PARTS)]
+    for sample in samples:
+        parts[min(PARTS - 1, int((sample[0] - began) / seconds * PARTS))].append(sample)
+    if not all(parts):
+        return None
+    # Of time, requests and bytes: a sample that stands out decides nothing.
+    middles = [tuple(map(median, zip(*part, strict=True))) for part in parts]
+    steps = [after[2] - before[2] for before, after in pairwise(middles)]
+    took, requests, grown = (
+        last - first for first, last in zip(middles[0], middles[-1], strict=True)
+    )
+    steady = min(steps) > 0 and steps[-1] >= 0.5 * grown / len(steps)
+    if not steady or requests < REQUESTS or grown < allowed_bytes:
+        return None
+    text = (
+        f"{course.role} (pid {pid}) grew by {units.size(grown)} over {requests:.0f} requests in "
+        f"{units.duration(took)}: {units.size(grown / requests, 1)} a request"
+    )
+    return seconds >= SURE_S, text
+
+
+SAMPLES = 5
+
+Seen = tuple[CheckOutcome, str]
+
+
+@dataclass
+class _Root:
+    """The process that answered. ``alive_at``: when it was last seen to live, in clock ticks after
+    boot."""
+
+    pid: int
+    start: int
+    command: list[str]
+    alive_at: int
+
+
+class Processes:
+    """The processes behind ``url``. Nothing is asked of the server, and none is paused."""
+
+    def __init__(self, url: str, scratch: Path) -> None:
+        self._url = url
+        self._scratch = scratch
+        self._target: Target | None = None
+        self._root: _Root | None = None
+        self.silence = Evidence()
+        """Stacks that were taken since the last answer."""
+
+    @property
+    def facts(self) -> TargetFacts | None:
+        """What was found of it since it answered, or was looked at; None: nothing yet."""
+        return None if self._target is None else self._target.facts
+
+    def name_engine(self, metrics: frozenset[str]) -> None:
+        """By its metrics, where its processes do not tell."""
+        if self._target is not None and self._target.engine is None:
+            discover.name_engine(self._target, metrics)
+
+    def memory(self) -> dict[tuple[int, int], tuple[str, int]]:
+        """(pid, start in clock ticks): role and resident bytes, of each process that lives."""
+        known = self._target.facts.processes if self._target is not None else []
+        read = ((p.role, processes.stat(p.pid)) for p in known)
+        return {
+            (s.pid, s.start_ticks): (role, s.rss_bytes)
+            for role, s in read
+            if s is not None and not s.ended
+        }
+
+    @property
+    def near(self) -> bool:
+        """No network lies between: it runs on this machine."""
+        return self._found().facts.place != "remote"
+
+    def answered(self) -> None:
+        """It works: what was seen of a silence before is over."""
+        self.silence = Evidence()
+        if self._root is not None and not self._alive(self._root):
+            self._target = self._root = None
+        self._found()
+
+    def absent(self) -> Seen:
+        """Nothing listens any more: whether it has ended, or starts."""
+        root = self._root
+        if root is None:
+            return CheckOutcome.ABSENT, "nothing listens there"
+        if self._alive(root):
+            return CheckOutcome.SILENT, f"process {root.pid} lives, and does not listen any more"
+        ended = f"process {root.pid}, which answered before, has ended"
+        if again := _started_again(root):
+            return CheckOutcome.ABSENT, f"{ended}; process {again} has its command: it starts"
+        return CheckOutcome.FAILED, ended
+
+    def part_dead(self) -> str:
+        """Which process of the engine has ended, while others live; "": none is seen to."""
+        target = self._found()
+        discover.refresh(target)
+        dead = general.at_once(Evidence(), target.facts)
+        part = dead is not None and dead.state is ServerState.PART_DEAD
+        return dead.sentence if dead is not None and part else ""
+
+    def look(self, seconds: float) -> Seen:
+        """Where its threads are, while it keeps a request waiting; for ``seconds``.
+
+        What was seen in the silent checks before counts as well: what moves now and then works.
+        """
+        unseen = CheckOutcome.SILENT, ""
+        target = self._found()
+        if target.engine is None or target.facts.root_pid is None:
+            return unseen
+        if dead := self.part_dead():
+            return CheckOutcome.FAILED, dead
+        if any(p.state in "Tt" for p in target.facts.processes):
+            return CheckOutcome.SILENT, "it is stopped by a signal"
+        view = View(target.facts, self.silence)
+        pids = [pid for pid in (view.core_pid, target.facts.root_pid) if pid is not None]
+        probe = StacksProbe(pids, SAMPLES, seconds / SAMPLES, locals=False, blocking_fallback=False)
+        result = run_probe(probe, self._scratch, seconds, phase="check")
+        self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        for raw in result.raw:
+            (self._scratch / raw).unlink(missing_ok=True)
+        found, place = stance(view)
+        if found is Stance.UNSEEN:
+            return unseen
+        if found is Stance.MOVES:
+            return CheckOutcome.SILENT, f"its stacks move ({place})"
+        how = "stands still" if found is Stance.STANDS else "idles while a request waits"
+        return CheckOutcome.FAILED, f"{target.facts.role_of(view.core_pid) or 'it'} {how} ({place})"
+
+    def _found(self) -> Target:
+        if self._target is None:
+            self._target = target = discover.find(self._url)
+            pid = target.facts.root_pid
+            status = None if pid is None else processes.stat(pid)
+            if pid is not None and status is not None:
+                command = processes.arguments(pid)
+                self._root = _Root(pid, status.start_ticks, command, processes.now_ticks())
+                discover.name_engine(target, frozenset())
+        return self._target
+
+    @staticmethod
+    def _alive(root: _Root) -> bool:
+        now = processes.now_ticks()
+        alive = processes.alive(root.pid, root.start)
+        root.alive_at = now if alive else root.alive_at
+        return alive
+
+
+def _started_again(root: _Root) -> int | None:
+    """A process of the same command that started after ``root`` was last seen alive."""
+    for pid, status in processes.table().items():
+        later = not status.ended and status.start_ticks >= root.alive_at
+        if later and processes.arguments(pid) == root.command:
+            return pid
+    return None

@@ -1,4 +1,0 @@
-"""Tiny random-weight models that real engines serve: that of most; the others are modules."""
-
-from mmrepro.models.base import TinyModel as TinyModel
-from mmrepro.models.qwen import TinyQwen2VL as TinyQwen2VL, smart_resize as smart_resize

@@ -1,0 +1,281 @@
+"""Attempts at a case, each on a fresh server, and what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import shlex
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from mmrepro.base.errors import EngineStartError, UsageError
+from mmrepro.base.machine.gpu import Choice, leased
+from mmrepro.engines import get_engine
+from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.engines.models import TinyModel, TinyQwen2VL
+from mmrepro.engines.models.tiny import TINY, TinyText
+from mmrepro.failure.documents import EVIDENCE_DIR
+from mmrepro.failure.documents.folder import Journal, prepared
+from mmrepro.run.judge import Deadlines, derive
+from mmrepro.run.options import RunCommand, StartMode
+from mmrepro.run.play.looking import of_engine, read_tracebacks
+from mmrepro.run.play.observing import Observing
+from mmrepro.run.play.players import Look as Look, PlayOptions as PlayOptions
+from mmrepro.run.runner import blank, driving, model_of
+from mmrepro.run.start import (
+    ServerSpec,
+    Started,
+    have_environment,
+    in_service,
+    note_environment,
+    start,
+    target,
+)
+from mmrepro.run.starter import Starter
+from mmrepro.scenario import Drive, Scenario
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import Case, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.evidence.recorder import Listener
+
+NO_ROOM = ("No space left on device", "Cannot allocate memory")
+"""In the log of a server that did not start: it is this machine's fault."""
+GATE_LIMIT_S = 30.0
+UNKNOWN_S = 0.2
+"""An answer's time, where a gate measured none."""
+
+
+class Player:
+    """Fresh servers for the plays of one session. ``deadlines``: of ``calibrate()``; None
+    before."""
+
+    def __init__(
+        self,
+        server: ServerWanted,
+        *,
+        start_mode: StartMode = StartMode.AUTO,
+        folder: Path,
+        timeout_s: float = 600.0,
+        listener: Listener | None = None,
+    ) -> None:
+        self.server, self.folder, self.listener = server, folder, listener
+        self.options = RunCommand(timeout_s=timeout_s)
+        self.deadlines: Deadlines | None = None
+        self.starter = Starter(start_mode, several=True)
+        self._held = contextlib.ExitStack()
+        self._environments: dict[EnvironmentSpec, Environment] = {}
+        self._gpu: Choice | None = None
+        self._building, self._lock = threading.RLock(), threading.Lock()  # two may ask at a time
+        self._cancelled = threading.Event()
+        self._starting: set[int] = set()
+        self._tries_cold = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+        self.starter.__exit__()
+        self._held.close()
+
+    def cancel(self) -> None:
+        """Plays in other threads stop their servers and raise KeyboardInterrupt."""
+        with self._lock:
+            self._cancelled.set()
+            for thread in self._starting:
+                # A build or a start looks at no event; it ends as by Ctrl-C in the main thread.
+                interrupt = ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), interrupt)
+
+    def calibrate(self) -> Deadlines:
+        """Deadlines from latencies measured on a server of its own, which is stopped again: a
+        scenario's gate, two images and a text.
+
+        Where that server does not start, or does not answer, they are those of fast answers: the
+        first play tells what is wrong.
+        """
+        scenario, options = replayed(self.server, self.options)
+        journal = self._journal(scenario, options, self.folder / "calibrate")
+        deadlines = derive([UNKNOWN_S])
+        with contextlib.suppress(EngineStartError), journal.whole_run():
+            server = self._started(scenario, options, journal)
+            with in_service(server, journal):
+                asyncio.run(_gate(server, journal))
+            answered = [r.latency_s for r in journal.recorder.evidence.requests if r.answered]
+            deadlines = derive(answered or [UNKNOWN_S])
+            journal.incident.deadline_s = deadlines.answer_s
+        self.deadlines = deadlines
+        return deadlines
+
+    def play(
+        self,
+        case: Case,
+        contents: Path | None,
+        options: PlayOptions,
+        folder: Path,
+        *,
+        on_look: Look | None = None,
+    ) -> Played:
+        """Play ``case``, whose pictures lie below ``contents``, with all that is kept in
+        ``folder``. Two at a time may be played.
+
+        Args:
+            on_look: called before a server is stopped that still lives, hung or not.
+
+        Raises:
+            InfrastructureError: nothing was learnt of the engine.
+            UsageError: what the case asks for cannot be had.
+        """
+        began = time.monotonic()
+        deadlines = options.deadlines or self.deadlines or self.calibrate()
+        made = pictures(case, contents)
+        scenario, run_options = replayed(case.server, self.options)
+        journal = self._journal(scenario, run_options, folder)
+        journal.incident.deadline_s = deadlines.answer_s
+        played = Played(state=PlayState.ENDED, deadline_s=deadlines.answer_s)
+        played.evidence = journal.recorder.evidence
+        played.log_file = f"{EVIDENCE_DIR}/engine.log"
+        try:
+            with journal.whole_run():
+                server = self._started(scenario, run_options, journal)
+                with in_service(server, journal):
+                    played.start_s = journal.incident.engine.start_seconds or 0.0
+                    observing = Observing(
+                        server, journal.recorder, options, deadlines, made, self._cancelled
+                    )
+                    asyncio.run(observing.play(case, played, on_look))
+                    journal.recorder.phase = "stop"
+        except EngineStartError as error:
+            if any(sign in line for line in error.detail for sign in NO_ROOM):
+                raise
+            if journal.incident.engine.start_mode == StartMode.COLD:
+                self._tries_cold = False  # the mode makes no difference to this failure
+            engine = get_engine(case.server.engine)
+            first = of_engine(read_tracebacks(journal.recorder.dir / "engine.log"), engine)
+            played.state, played.said = PlayState.START_FAILED, error.message
+            named = [first.error] if first else []
+            played.causes = list(dict.fromkeys([*named, *error.detail]))
+            played.frames = first.frames_of(engine) if first else []
+            played.unsent = [op.id for op in case.operations]
+        played.seconds = round(time.monotonic() - began, 2)
+        return played
+
+    # ------------------------------------------------------------------ inner workings
+
+    def _journal(self, scenario: Scenario, options: RunCommand, folder: Path) -> Journal:
+        """Of a play in ``folder``. Raises as ``prepared`` and ``target``."""
+        wanted = target(scenario, options)
+        folder = prepared(folder, EVIDENCE_DIR)
+        incident = blank(scenario, options, wanted.release, wanted.device, folder)
+        return Journal(incident, folder, self.listener)
+
+    def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
+        """A server that is ready; :meth:`cancel` breaks this off. Raises as ``start`` and
+        ``ensure``, and KeyboardInterrupt."""
+        mine = threading.get_ident()
+        with self._lock:
+            if self._cancelled.is_set():
+                raise KeyboardInterrupt
+            self._starting.add(mine)
+        try:
+            return self._start(scenario, options, journal)
+        finally:
+            with self._lock:
+                self._starting.discard(mine)
+
+    def _start(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
+        wanted = target(scenario, options)
+        with self._building:
+            environment = self._environment(wanted, journal)
+            model, journal.incident.model = model_of(scenario.model, options.model)
+        gpu, cold = self._gpu, self._tries_cold
+        spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
+        with journal.stage("start-up"):
+            return start(spec, journal, self.starter)
+
+    def _environment(self, wanted: EnvironmentSpec, journal: Journal) -> Environment:
+        """Found or built once a session, and kept from being pruned as long as it lasts."""
+        if wanted.device == "cuda" and self._gpu is None:
+            self._gpu = self._held.enter_context(leased())
+
+        if wanted not in self._environments:
+            environment = have_environment(wanted, journal)
+            self._held.enter_context(environment.in_use())
+            self._environments[wanted] = environment
+        environment = self._environments[wanted]
+        note_environment(journal, environment)
+        return environment
+
+
+async def _gate(server: Started, journal: Journal) -> None:
+    """A scenario's warm-up check, for its latencies."""
+    journal.recorder.phase = "gate"
+    async with driving(server, journal) as drive:
+        drive.deadline_s = GATE_LIMIT_S
+        await server.spec.scenario.gate(drive)
+
+
+# -------------------------------------------------------- the scenario that starts a case's server
+
+NAME = "replay"
+
+
+class _Replayed(Scenario):
+    """A case is played.
+
+    What: the requests of a case are sent to a fresh server.
+
+    Why: to see whether it fails.
+    """
+
+    name = NAME
+    release = ""
+    affected = ""
+
+    async def trigger(self, drive: Drive) -> None:
+        """The player sends what the case says."""
+
+
+def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCommand]:
+    """The scenario that starts ``wanted``, and the options with its model and mitigation. Raises
+    UsageError: there is no such model or mitigation."""
+    given = None if wanted.model in TINY else Path(wanted.model)
+    attributes: dict[str, Any] = {
+        "__doc__": _Replayed.__doc__,
+        "engine": wanted.engine,
+        "release": wanted.release,
+        "model": TINY[wanted.model] if given is None else _stand_in(given),
+        "max_model_len": wanted.max_model_len,
+        "server": shlex.join(wanted.args),
+        "server_env": wanted.env,
+    }
+    names: tuple[str, ...] = ()
+    if wanted.mitigation:
+        scenario, _, name = wanted.mitigation.rpartition("/")
+        known = load_scenario(scenario)
+        if known.engine != wanted.engine:
+            raise UsageError(f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}.")
+        attributes["mitigations"], names = (known.mitigation(name),), (name,)
+    made = type("Replayed", (_Replayed,), attributes)()
+    return made, RunCommand(
+        model=given, mitigations=names, timeout_s=options.timeout_s, device=options.device
+    )
+
+
+def _stand_in(folder: Path) -> TinyModel:
+    """What is known of a model of the user's own: whether it sees images. Raises UsageError."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        names = ", ".join(TINY)
+        raise UsageError(
+            f"{folder} holds no model: its config.json cannot be read.",
+            hint=f"--model DIR, or one of {names}",
+        ) from error
+    sees = isinstance(config, dict) and any("vision" in name for name in config)
+    return TinyQwen2VL() if sees else TinyText()

@@ -1,0 +1,111 @@
+"""What is asked of a player, and the players of one machine: made when a server is first wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from mmrepro.run.judge import Deadlines
+from mmrepro.run.options import StartMode
+from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case.sending import Time
+from mmrepro.traffic.evidence.recorder import Listener
+
+if TYPE_CHECKING:
+    from mmrepro.run.play.player import Player
+
+Look = Callable[[str, int, Path], None]
+"""The server's address, its first process and its log."""
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """How a case is played.
+
+    Attributes:
+        deadlines: None: those of the player's ``calibrate()``, which is called if need be.
+        time: ``real``: a request also waits for its time in the recording; ``order``: one after
+            another; ``fast``: barriers alone.
+        look: what is looked at beside the requests: ``quick``: the idle server before and after,
+            and the log; ``full``: every probe of a run as well, at the end.
+        early: judge a hang before its deadline, by what stands still.
+        blocks: that many equal blocks of operations, an idle server and a reading after each.
+        canary: the same small request before and after.
+    """
+
+    deadlines: Deadlines | None = None
+    time: Time = "fast"
+    look: Literal["none", "quick", "full"] = "quick"
+    early: bool = True
+    blocks: int = 0
+    canary: bool = True
+
+
+class Servers(NamedTuple):
+    """How the fresh servers of a campaign are started.
+
+    Attributes:
+        wanted: the one on which deadlines are measured; a case brings its own.
+        timeout_s: that one may take to become ready.
+    """
+
+    wanted: ServerWanted
+    start_mode: StartMode = StartMode.AUTO
+    timeout_s: float = 600.0
+
+
+class Players:
+    """Shared by the places of a machine, with the environments and fork servers of each player."""
+
+    def __init__(
+        self,
+        listener: Listener | None = None,
+        make: Callable[[Servers, Path], Player] | None = None,
+    ) -> None:
+        """``make``: another player than the real one."""
+        self._listener = listener
+        self._make = make
+        self._made: dict[tuple[str, StartMode, float], Player] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def of(self, servers: Servers, folder: Path) -> Player:
+        """The player for such servers; ``folder`` is for what belongs to no case."""
+        from mmrepro.run.play.player import (
+            Player,  # here, not above: it imports all that starts servers
+        )
+
+        wanted, mode, timeout_s = servers
+        with self._lock:
+            if self._stopped:
+                raise KeyboardInterrupt
+            key = wanted.model_dump_json(), mode, timeout_s
+            if key not in self._made:
+                self._made[key] = (
+                    self._make(servers, folder)
+                    if self._make is not None
+                    else Player(
+                        wanted,
+                        start_mode=mode,
+                        folder=folder,
+                        timeout_s=timeout_s,
+                        listener=self._listener,
+                    )
+                )
+            return self._made[key]
+
+    def stop(self) -> None:
+        """End what is in progress; nothing is begun any more."""
+        with self._lock:
+            self._stopped = True
+            made = list(self._made.values())
+        for player in made:
+            player.cancel()
+
+    def end(self) -> None:
+        """No order follows: the fork servers end."""
+        while self._made:
+            self._made.popitem()[1].__exit__()

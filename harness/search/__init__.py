@@ -1,0 +1,1 @@
+"""From an unknown fault to three requests: ``oracle``, ``replay``, ``fuzz``."""

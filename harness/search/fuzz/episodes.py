@@ -1,0 +1,338 @@
+"""Episodes: some forty requests on one server, from a seed, or made of earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, TypeAlias
+
+from mmrepro.search.fuzz.limits import Limits, learning_case, narrowing_case
+from mmrepro.search.fuzz.options import Dialect, dialect_of
+from mmrepro.search.fuzz.requests import TILE, Maker
+from mmrepro.search.fuzz.steering import Switch, drawn, offered
+from mmrepro.search.oracle.reference import PLAIN, comparable
+from mmrepro.traffic.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
+
+Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
+
+REQUESTS = 40
+"""Of a mixed episode, about."""
+STEADY, BLOCKS = 8, 10
+"""Of a block of a steady one, and blocks: for some of them a new server's memory grows by itself.
+"""
+NARROWING = 3
+"""Further learning episodes, at most: each leaves a seventh of what lies between."""
+KINDS: tuple[Kind, ...] = ("mixed", "mixed", "many", "mixed", "steady", "mixed", "mixed", "mixed")
+"""In turn."""
+CHANGED = 0.4
+"""Share of mixed episodes that are changed ones, where there are some worth it."""
+FROM = 0.6
+"""The same, of what was given by --from."""
+COMPARED = 0.25
+"""Share of mixed episodes whose requests are greedy, with logprobs, so that answers compare; all
+of engines that are exact without."""
+MOTIF = 0.5
+"""Chance of each motif in a new episode."""
+RIDS = ("rid", "request_id", "session_id")
+"""What is doubled has no id of its own."""
+AT_ONCE = (1, 1, 2, 4, 8)
+MOST_OPERATIONS = 80
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What an episode sends."""
+
+    number: int
+    kind: Kind
+    case: Case
+    switches: tuple[Switch, ...] = ()
+    origin: str = "new"
+    compared: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return BLOCKS if self.kind == "steady" else 0
+
+
+@dataclass
+class Episodes:
+    """Makes them: the same ones for the same seed, as long as the same was seen on the way.
+
+    Attributes:
+        given: pictures to be used besides those that are made up; with ``source``, its own.
+        source: a case whose requests are used and changed.
+        interesting: cases that showed something new, by their episode's number, oldest first.
+        less: by how much switches are less likely than usual.
+    """
+
+    seed: int
+    server: ServerWanted
+    pictures: bool
+    given: Mapping[str, Image] = field(default_factory=dict)
+    source: Case | None = None
+    limits: Limits = field(default_factory=Limits)
+    interesting: dict[int, Case] = field(default_factory=dict)
+    less: dict[Switch, float] = field(default_factory=dict)
+    hazards: bool = False
+
+    @property
+    def dialect(self) -> Dialect:
+        return dialect_of(self.server.engine)
+
+    def next(self, number: int) -> Planned:
+        """Episode ``number``; the first one, 0, learns the server's limits, and the next ones do
+        where the server does not tell what it does not serve."""
+        if number == 0:
+            return Planned(0, "learning", learning_case(self.server, pictures=self.pictures))
+        if number <= NARROWING and self.limits.untold:
+            return Planned(number, "learning", narrowing_case(self.server, self.limits))
+        random = Random(f"{self.seed}/{number}")  # noqa: S311
+        kind = KINDS[(number - 1) % len(KINDS)]
+        if kind == "many" and not self.pictures:
+            kind = "mixed"
+        on = drawn(random, offered(self.dialect, pictures=self.pictures), self.less)
+        maker = Maker(
+            f"e{number}", random, self.limits, self.dialect, on, self.given, hazards=self.hazards
+        )
+        match kind:
+            case "many":
+                case = self._many(maker)
+            case "steady":
+                case = self._steady(maker)
+            case _:
+                return self._mixed(number, maker)
+        return Planned(number, kind, self._titled(case, number), tuple(sorted(on)))
+
+    def _titled(self, case: Case, number: int) -> Case:
+        title = f"episode {number} of seed {self.seed}"
+        # What is made up is nobody's words; what was recorded may be.
+        made_up = self.source is None or self.source.origin.anonymised
+        origin = Origin(format="fuzz", anonymised=made_up)
+        return case.model_copy(update={"title": title, "origin": origin})
+
+    # ------------------------------------------------------------------ mixed
+
+    def _mixed(self, number: int, maker: Maker) -> Planned:
+        random = maker.random
+        base, origin = self._base(random)
+        case = self._new(maker) if base is None else changed(base, random, maker)
+        plain = PLAIN.get(self.server.engine)
+        compared = plain is not None and (plain.exact or random.random() < COMPARED)
+        if compared:
+            case = comparable(case)
+        switches = tuple(sorted(maker.on))
+        case = self._titled(case, number)
+        return Planned(number, "mixed", case, switches, origin, compared)
+
+    def _base(self, random: Random) -> tuple[Case | None, str]:
+        """What is changed, and what it is called."""
+        if self.source is not None and self.source.operations and random.random() < FROM:
+            return self.source.model_copy(update={"server": self.server}), self.source.title
+        if not self.interesting or random.random() >= CHANGED:
+            return None, "new"
+        numbers = list(self.interesting)
+        weights = [1 + place for place in range(len(numbers))]  # the newest ones most
+        number = random.choices(numbers, weights)[0]
+        case = self.interesting[number].model_copy(update={"server": self.server})
+        return case, f"episode {number}"
+
+    def _new(self, maker: Maker) -> Case:
+        random = maker.random
+        count = random.randint(REQUESTS * 3 // 4, REQUESTS * 5 // 4)
+        at_once = random.choice(AT_ONCE)
+        placed: list[tuple[float, Operation]] = []
+        for motif in _MOTIFS:
+            if random.random() < MOTIF:
+                ops = motif(maker)
+                begin = random.random() * 0.5
+                step = random.choice((0.001, 0.1))
+                placed += [(begin + n * step, op) for n, op in enumerate(ops)]
+        while len(placed) < count:
+            placed.append((random.random(), maker.request()))
+        ordered = [op for _, op in sorted(placed, key=lambda one: one[0])]
+        barred = self._barred(ordered, at_once, random)
+        return _renumbered(Case(server=self.server), barred, maker.images)
+
+    def _barred(self, ops: Sequence[Operation], at_once: int, random: Random) -> list[Operation]:
+        """So many at once; who uses a picture again mostly waits for the one before."""
+        made: list[Operation] = []
+        last: dict[str, str] = {}
+        for op in ops:
+            after = [f"running<={at_once - 1}"] if made else []
+            before = [last[name] for name in op.images if name in last]
+            if before and random.random() < 0.7:
+                after.append(f"{before[-1]}.end")
+            elif made and made[-1].stream and random.random() < 0.15:
+                after.append(f"{made[-1].id}.first-token")
+            made.append(op.model_copy(update={"after": after}))
+            last |= dict.fromkeys(op.images, op.id)
+        return made
+
+    def _case(self, operations: list[Operation], images: Mapping[str, Image]) -> Case:
+        case = Case(server=self.server, images=dict(images), operations=operations)
+        return case.keeping([op.id for op in operations])
+
+    # ------------------------------------------------------------------ steady and many
+
+    def _steady(self, maker: Maker) -> Case:
+        """The same block of requests again and again: what grows with it is kept by the engine."""
+        random = maker.random
+        maker.on -= {Switch.OVER, Switch.EDGES, Switch.GROWTH, Switch.N, Switch.SAMPLED}
+        block = [maker.request(plain=True) for _ in range(STEADY - 4)]
+        block += [maker.request(max_tokens=200, leave="tokens>=2", plain=True) for _ in range(4)]
+        random.shuffle(block)
+        operations: list[Operation] = []
+        for turn in range(BLOCKS):
+            for place, op in enumerate(block):
+                after = [f"running<={random.choice((0, 1, 3))}"] if operations else []
+                update = {"id": f"b{turn + 1}-{place + 1}", "after": after}
+                operations.append(op.model_copy(update=update))
+        return self._case(operations, maker.images)
+
+    def _many(self, maker: Maker) -> Case:
+        """Many small pictures under one text: by the birthday problem two of them collide in a
+        short hash."""
+        maker.on = {Switch.IMAGES}
+        question = "which one of all the little pictures is this one here"
+        operations = []
+        for number in range(self.dialect.many):
+            name = maker.new((TILE, TILE * maker.random.choice((1, 1, 2))))
+            op = maker.request([name], question, max_tokens=1, leave="", plain=True)
+            after = ["running<=3"] if number else []
+            parameters = {"max_tokens": 1, "temperature": 0}
+            operations.append(op.model_copy(update={"after": after, "parameters": parameters}))
+        roomy = [*self.server.args, *self.dialect.roomy]
+        case = self._case(operations, maker.images)
+        server = self.server.model_copy(update={"args": roomy})
+        return case.model_copy(update={"server": server})
+
+
+# ---------------------------------------------------------------------- motifs
+
+
+def _refused_then_again(maker: Maker) -> list[Operation]:
+    """A picture in a request that is too long, the same picture in a short one, and others."""
+    if Switch.OVER not in maker.on or Switch.IMAGES not in maker.on:
+        return []
+    name = maker.picture(maker.random.choice(((280, 420), (420, 420), (112, 112))))
+    over = round(maker.limits.context * 1.05)
+    ops = [maker.request([name], tokens=over, leave=""), maker.request([name], leave="")]
+    return [*ops, *_fill(maker)]
+
+
+def _fill(maker: Maker) -> list[Operation]:
+    """New pictures, one after another: older ones are evicted."""
+    if Switch.IMAGES not in maker.on:
+        return []
+    count = maker.random.choice((5, 10))
+    size = maker.random.choice(((280, 420), (420, 420)))
+    return [maker.request([maker.picture(size)], max_tokens=1, leave="") for _ in range(count)]
+
+
+def _related(maker: Maker) -> list[Operation]:
+    """Two pictures that are nearly one, under one text, and the first one again."""
+    if Switch.IMAGES not in maker.on:
+        return []
+    text = maker.question()
+    first, second = maker.related()
+    return [maker.request([name], text, leave="") for name in (first, second, first)]
+
+
+def _twice(maker: Maker) -> list[Operation]:
+    """One request, and the same one beside it."""
+    op = maker.request()
+    return [op, op.model_copy(update={"id": f"{op.id}b"})]
+
+
+def _gone_then_again(maker: Maker) -> list[Operation]:
+    """A client that goes away, and another one that asks the same."""
+    if Switch.LEAVE not in maker.on:
+        return []
+    where = maker.random.choice(("sent", "first-token", "tokens>=2"))
+    op = maker.request(leave=where, max_tokens=64)
+    parameters = op.parameters | {"max_tokens": 4}
+    return [op, op.model_copy(update={"id": f"{op.id}b", "leave": "", "parameters": parameters})]
+
+
+def _full_house(maker: Maker) -> list[Operation]:
+    """Long prompts and long answers at once: the KV cache is too small for all of them."""
+    if Switch.GROWTH not in maker.on:
+        return []
+    tokens = max(20, min(maker.limits.context, maker.limits.room) // 2)
+    return [maker.request([], tokens=tokens, max_tokens=24) for _ in range(4)]
+
+
+_MOTIFS = (_refused_then_again, _fill, _related, _twice, _gone_then_again, _full_house)
+
+
+# ---------------------------------------------------------------------- changing
+
+
+def changed(base: Case, random: Random, maker: Maker) -> Case:
+    """``base`` with some requests left out, doubled, moved together, changed or put in."""
+    operations = list(base.operations)
+    for _ in range(random.randint(1, 4)):
+        kind = random.choice(("leave out", "double", "change", "put in", "motif", "at once"))
+        if not operations:
+            break
+        place = random.randrange(len(operations))
+        match kind:
+            case "leave out":
+                count = random.randint(1, max(1, len(operations) // 4))
+                operations = operations[:place] + operations[place + count :]
+            case "double":
+                count = random.randint(1, 5)
+                operations[place + count : place + count] = operations[place : place + count]
+            case "change":
+                operations[place] = _other(operations[place], random)
+            case "put in" | "motif":
+                fresh = [maker.request() for _ in range(random.randint(1, 6))]
+                if kind == "motif":
+                    fresh = random.choice(_MOTIFS)(maker)
+                operations[place:place] = [
+                    op.model_copy(update={"id": f"new-{op.id}", "after": ["running<=1"]})
+                    for op in fresh
+                ]
+            case _:
+                bar = f"running<={random.choice(AT_ONCE) - 1}"
+                operations = [op.model_copy(update={"after": [bar]}) for op in operations]
+    return _renumbered(base, operations[:MOST_OPERATIONS], {**base.images, **maker.images})
+
+
+def _other(op: Operation, random: Random) -> Operation:
+    kind = random.choice(("stream", "leave", "max_tokens", "stay"))
+    match kind:
+        case "stream":
+            return op if op.leave else op.model_copy(update={"stream": not op.stream})
+        case "leave":
+            where = random.choice(("sent", "first-token", "tokens>=2"))
+            return op.model_copy(update={"leave": where, "stream": where != "sent"})
+        case "stay":
+            return op.model_copy(update={"leave": ""})
+    tokens = random.choice((1, 2, 8, 64))
+    return op.model_copy(update={"parameters": {**op.parameters, "max_tokens": tokens}})
+
+
+def _renumbered(base: Case, operations: Sequence[Operation], images: Mapping[str, Image]) -> Case:
+    """With new names, in order; who waited for one that is gone waits for nobody."""
+    names: dict[str, str] = {}
+    used: set[object] = set()
+    made: list[Operation] = []
+    for number, op in enumerate(operations, 1):
+        after = []
+        for text in op.after:
+            before = Barrier.parse(text).op
+            if not before:
+                after.append(text)
+            elif before in names:
+                after.append(names[before] + text.removeprefix(before))
+        id = f"r{number}"
+        own = {k: v for k, v in op.parameters.items() if k not in RIDS or (k, v) not in used}
+        used |= {(k, own[k]) for k in RIDS if k in own}
+        update = {"id": id, "after": after if made else [], "parameters": own}
+        made.append(op.model_copy(update=update))
+        names[op.id] = id
+    whole = base.model_copy(update={"operations": made, "images": dict(images)})
+    return whole.keeping([op.id for op in made])

@@ -1,0 +1,290 @@
+"""What a server tells of its limits: lengths are chosen at them, one less and one more."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+from mmrepro.base.machine.files import read_file
+from mmrepro.base.records import Record
+from mmrepro.failure.documents.replay import Learnt
+from mmrepro.probes.http import fetch
+from mmrepro.probes.metrics import parse_metrics
+from mmrepro.search.replay.store import LiveLook
+from mmrepro.traffic.case.model import (
+    CHAT,
+    Case,
+    Image,
+    Message,
+    Noise,
+    Operation,
+    Origin,
+    Part,
+    ServerWanted,
+)
+from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.evidence import RequestRecord
+from pydantic import Field
+
+CONTEXT, KV, BLOCK, BATCH, REFUSAL = "context", "KV cache", "block", "batch", "refusal"
+SHORT, LONGER = 8, 72
+"""Letters of two prompts, by which the template's tokens and the tokens a letter are learnt."""
+LADDER = (0.35, 0.6, 0.9, 1.3, 3.0)
+"""Of the context that the server was started with: prompts whose answers tell what it takes."""
+RUNGS = 6
+"""Lengths that a further learning episode asks for, between what is served and what is not."""
+NARROW = 24
+"""Tokens between the two from which on that is told well enough."""
+LADDER_BASE = 2048
+"""The context, at most: where it is longer, the KV cache of a tiny model ends before it."""
+LETTERS = "defghijk"
+SIZES = ((28, 28), (56, 56), (56, 112), (112, 112), (196, 308), (280, 420), (420, 420))
+"""Width and height of the pictures whose tokens are learnt; most engines count 28 x 28 as one."""
+PER_TOKEN = 28 * 28
+MOST_LIMITS = 12
+_GET_S, _GET_BYTES, _LOG_BYTES = 5.0, 4 << 20, 8 << 20
+_LOG = (
+    (KV, re.compile(r"GPU KV cache size: ([\d,]+) tokens")),
+    (KV, re.compile(r"max_total_num_tokens=(\d+)")),
+    (BATCH, re.compile(r"(?:chunked_prefill_size|max_num_batched_tokens)=(\d+)")),
+    (CONTEXT, re.compile(r"(?:context_len|max_session_len|max_model_len)[=: ]+(\d+)")),
+)
+_BLOCKS = ("num_gpu_blocks", "kv_cache_blocks"), ("block_size", "kv_cache_block_size")
+_NUMBER = re.compile(r"\b\d{2,7}\b")
+
+
+class Limits(Record):
+    """What is known of a server. ``overhead``, ``per_letter``: tokens of a chat's template, and of
+    a letter, as its usage told."""
+
+    learnt: list[Learnt] = []
+    overhead: float = 12.0
+    per_letter: float = 1.0
+    images: Annotated[
+        dict[str, int], Field(description='"56x112": tokens of such a picture, as its usage told')
+    ] = {}
+    served: Annotated[int, Field(description="longest prompt that was answered, in tokens")] = 0
+    refused: Annotated[
+        int | None, Field(description="shortest one that was not, of those longer than that")
+    ] = None
+
+    def named(self, name: str) -> list[int]:
+        return [one.tokens for one in self.learnt if one.name == name]
+
+    @property
+    def context(self) -> int:
+        return min(self.named(CONTEXT) or [1024])
+
+    @property
+    def room(self) -> int:
+        """Tokens of the KV cache; the context's, where it is not told."""
+        return min(self.named(KV) or [self.context])
+
+    @property
+    def longest(self) -> int:
+        """A prompt that is rather served than not."""
+        return min(self.context, self.room, self.refused or self.context)
+
+    def letters(self, tokens: int, images: Iterable[tuple[int, int]] = ()) -> int:
+        """Letters of a text that makes a prompt of ``tokens``, 1 at least."""
+        left = tokens - self.overhead - sum(self.of_image(size) for size in images)
+        return max(1, round(left / self.per_letter))
+
+    def of_image(self, size: tuple[int, int]) -> int:
+        width, height = size
+        told = self.images.get(f"{width}x{height}")
+        return told if told is not None else max(1, round(width * height / PER_TOKEN))
+
+    @property
+    def untold(self) -> bool:
+        """Something that the server does not tell of ends between what it serves and what not."""
+        if self.refused is None or not self.served or self.refused - self.served <= NARROW:
+            return False
+        return not any(self.served <= one.tokens <= self.refused for one in self.learnt)
+
+    def edges(self) -> list[int]:
+        """Lengths where something ends, smallest first."""
+        found = {one.tokens for one in self.learnt if one.name != BLOCK}
+        if self.refused is not None and self.served:
+            found |= {self.served, (self.served + self.refused) // 2, self.refused}
+        return sorted(found)
+
+
+# ---------------------------------------------------------------------- asking
+
+
+def learning_case(server: ServerWanted, *, pictures: bool) -> Case:
+    """Requests one after another: short ones, longer and longer ones, a picture of each size."""
+    images: dict[str, Image] = {}
+    asked: list[str | list[Part]] = ["a" * SHORT, "b" * LONGER]
+    for number, size in enumerate(SIZES if pictures else ()):
+        images[f"size{number}"] = Noise(seed=number, size=size)
+        asked.append([Part(image=f"size{number}"), Part(text="c" * SHORT)])
+    base = min(LADDER_BASE, server.max_model_len)
+    lengths = [max(LONGER, round(base * share)) for share in LADDER]
+    asked += _of_letters(lengths)
+    return _asking(server, asked, images)
+
+
+def narrowing_case(server: ServerWanted, limits: Limits) -> Case:
+    """Prompts of text between the longest that was served and the shortest that was not, each a
+    step longer."""
+    refused = limits.refused or limits.served
+    step = (refused - limits.served) / (RUNGS + 1)
+    lengths = [round(limits.served + step * (rung + 1)) for rung in range(RUNGS)]
+    return _asking(server, _of_letters([limits.letters(tokens) for tokens in lengths]), {})
+
+
+def _of_letters(lengths: Iterable[int]) -> Iterator[str]:
+    """Texts of which no two begin alike."""
+    return (letter * length for letter, length in zip(LETTERS, lengths, strict=False))
+
+
+def _asking(
+    server: ServerWanted, asked: Iterable[str | list[Part]], images: dict[str, Image]
+) -> Case:
+    """One after another."""
+    operations = [
+        Operation(
+            id=f"r{number}",
+            after=[f"r{number - 1}.end"] if number > 1 else [],
+            path=CHAT,
+            messages=[Message(role="user", content=content)],
+            parameters={"max_tokens": 1, "temperature": 0},
+        )
+        for number, content in enumerate(asked, 1)
+    ]
+    return Case(
+        title="what the server tells of its limits",
+        server=server,
+        images=images,
+        operations=operations,
+        origin=Origin(format="fuzz", anonymised=True),
+    )
+
+
+def look_at_limits(url: str, pid: int, log: Path) -> LiveLook:
+    """What the endpoints of a server that is about to be stopped tell."""
+    return LiveLook(learnt=[*_models(url), *_metrics(url), *_info(url)])
+
+
+def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) -> Limits:
+    """What a play of :func:`learning_case` told, its log, and its endpoints."""
+    source = "--max-model-len"
+    found = [Learnt(name=CONTEXT, tokens=server.max_model_len, source=source), *asked]
+    found += _logged(log)
+    records = [r for r in played.evidence.requests if r.phase == "trigger"]
+    found += _refusals(records)
+    kept: dict[int, Learnt] = {}
+    for one in found:  # each number once, under the first name that it was told by
+        if one.tokens > 1:
+            kept.setdefault(one.tokens, one)
+    limits = Limits(learnt=list(kept.values())[:MOST_LIMITS])
+    by_letters = {r.prompt_chars: r.prompt_tokens for r in records if not r.images and r.answered}
+    short, longer = by_letters.get(SHORT), by_letters.get(LONGER)
+    if short and longer and longer > short:
+        limits.per_letter = (longer - short) / (LONGER - SHORT)
+        limits.overhead = short - SHORT * limits.per_letter
+    for record in records:
+        if record.answered and record.prompt_tokens and record.images:
+            image = record.images[0]
+            text = limits.overhead + record.prompt_chars * limits.per_letter
+            tokens = round(record.prompt_tokens - text)
+            limits.images[f"{image.width}x{image.height}"] = max(1, tokens)
+    return narrowed(limits, records)
+
+
+def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
+    """With what further answers to prompts of text tell of what is served and what is not."""
+    texts = [r for r in records if r.path == CHAT and not r.images and not r.left]
+    served = max([limits.served, *(r.prompt_tokens or 0 for r in texts if r.answered)])
+    asked = [] if limits.refused is None else [limits.refused]
+    asked += [
+        round(limits.overhead + r.prompt_chars * limits.per_letter)
+        for r in texts
+        if r.status is not None and r.status >= 400
+    ]
+    # Shorter ones were refused for something else than their length.
+    refused = min((tokens for tokens in asked if tokens > served), default=None)
+    return limits.model_copy(update={"served": served, "refused": refused})
+
+
+# ---------------------------------------------------------------------- hearing
+
+
+def _json(url: str, path: str) -> Mapping[str, object]:
+    got = fetch("GET", url + path, timeout_s=_GET_S, max_bytes=_GET_BYTES)
+    try:
+        body = json.loads(got.body) if got.status == 200 else {}
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _models(url: str) -> Iterator[Learnt]:
+    cards = _json(url, "/v1/models").get("data")
+    for card in cards if isinstance(cards, list) else []:
+        length = card.get("max_model_len") if isinstance(card, dict) else None
+        if isinstance(length, int):
+            yield Learnt(name=CONTEXT, tokens=length, source="/v1/models")
+
+
+def _info(url: str) -> Iterator[Learnt]:
+    """SGLang's."""
+    names = {
+        "max_total_num_tokens": KV,
+        "page_size": BLOCK,
+        "chunked_prefill_size": BATCH,
+        "context_length": CONTEXT,
+    }
+    body = _json(url, "/get_server_info")
+    for field, name in names.items():
+        value = body.get(field)
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield Learnt(name=name, tokens=value, source=f"/get_server_info: {field}")
+
+
+def _metrics(url: str) -> Iterator[Learnt]:
+    """vLLM has blocks as labels of one metric, minivllm as metrics."""
+    got = fetch("GET", url + "/metrics", timeout_s=_GET_S, max_bytes=_GET_BYTES)
+    if got.status != 200:
+        return
+    values: dict[str, int] = {}
+    for sample in parse_metrics(got.body.decode("utf-8", "replace"))[0]:
+        if sample.value is not None:
+            values[sample.name.partition(":")[2]] = int(sample.value)
+        for name, text in sample.labels.items():
+            if text.isdigit():
+                values.setdefault(name, int(text))
+    count = next((values[name] for name in _BLOCKS[0] if values.get(name)), None)
+    size = next((values[name] for name in _BLOCKS[1] if values.get(name)), None)
+    if size:
+        yield Learnt(name=BLOCK, tokens=size, source="/metrics")
+    if size and count:
+        yield Learnt(name=KV, tokens=size * count, source="/metrics: blocks")
+
+
+def _logged(log: Path) -> Iterator[Learnt]:
+    try:
+        text = read_file(log, _LOG_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return
+    for name, pattern in _LOG:
+        for found in list(pattern.finditer(text))[:3]:
+            tokens = int(found[1].replace(",", ""))
+            yield Learnt(name=name, tokens=tokens, source=f"the log: {found[0][:60]}")
+
+
+def _refusals(records: Iterable[RequestRecord]) -> Iterator[Learnt]:
+    """Numbers in what is said of prompts that are too long, but for the prompt's own length."""
+    for record in records:
+        if record.status is None or not 400 <= record.status < 500:
+            continue
+        for found in _NUMBER.finditer(record.error):
+            tokens = int(found[0])
+            own = abs(tokens - record.prompt_chars) <= 2 * LONGER
+            if tokens >= SHORT and tokens != record.status and not own:
+                yield Learnt(name=REFUSAL, tokens=tokens, source=f"a refusal: {record.reply[:80]}")

@@ -1,0 +1,293 @@
+"""An episode, played and judged; what it showed is confirmed, shrunk and named in its own folder.
+
+The searching is a replay's, within the line of work of the episode.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmrepro.engines import get_engine
+from mmrepro.failure.documents.folder import prepared
+from mmrepro.failure.documents.replay import (
+    EPISODES_DIR,
+    Episode,
+    Finding,
+    FindingClass,
+    Found,
+    PlayFacts,
+    Sighting,
+    bucket_words,
+)
+from mmrepro.run.play.players import PlayOptions
+from mmrepro.search.fuzz.episodes import Planned
+from mmrepro.search.fuzz.knowledge import AGAIN, Began, Ended, Finished, Led, Pursued
+from mmrepro.search.fuzz.limits import learn, narrowed
+from mmrepro.search.fuzz.steering import features
+from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
+from mmrepro.search.oracle.judged import Judged, alike
+from mmrepro.search.oracle.reference import has_own_format, reference_case
+from mmrepro.search.replay.attempts import StartingPoint, requests
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.search.replay.pursue import FATAL
+from mmrepro.search.replay.session import Rounds
+from mmrepro.search.replay.simplify import as_sent, in_order
+from mmrepro.search.replay.store import (
+    PLAYS_DIR,
+    VERDICTS,
+    ReplayFolder,
+    note_server,
+    observation_of,
+)
+from mmrepro.traffic.case.files import read_case, read_contents, write_case
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import Played, PlayState
+
+if TYPE_CHECKING:
+    from mmrepro.search.fuzz.session import Fuzzing
+
+
+def play_episode(session: Fuzzing, planned: Planned) -> Ended:
+    """Written down before it begins and after it has ended; the first also learns the server's
+    limits."""
+    learning, case, known = planned.number == 0, planned.case, session.known
+    episode = Episode(
+        number=planned.number,
+        kind=planned.kind,
+        origin=planned.origin,
+        switches=[str(switch) for switch in planned.switches],
+        requests=len(case.operations),
+    )
+    name = f"episode {episode.number} ({episode.kind}, {requests(episode.requests)})"
+    folder = session.episode_dir(episode.number)
+    shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
+    session.keep_case(case, folder)
+    session.journal.append(Began(episode=episode))
+    began, deadlines = time.monotonic(), session.deadlines
+    options = PlayOptions(deadlines, blocks=planned.blocks)
+    result = session.tried(case, folder / "play", name, options, learning=learning)
+    played = result.played
+    assert played is not None
+    note_server(session.fuzz, [folder / "play"] if not session.fuzz.start_mode else [])
+    judged = session.judged(case, played)
+    silent = False
+    news = known.new(sighting.bucket for sighting in judged.sightings)
+    if planned.compared and played.state is PlayState.ENDED and not news:
+        beside = _beside(session, case, played, folder / "reference", name)
+        silent = bool(beside.sightings)
+        judged = Judged.of([judged, beside])
+        episode.compared, episode.starts = True, 2
+    log = folder / "play" / played.log_file
+    limits = known.episodes.limits
+    if learning:
+        limits = learn(session.options.server, played, log, result.looked.learnt)
+    else:
+        limits = narrowed(limits, played.evidence.requests)
+    facts = PlayFacts(
+        number=episode.number, what="an episode", requests=len(case.operations), state=""
+    )
+    seen = observation_of(case, played, judged, facts)
+    seen.folder = f"../{EPISODES_DIR}/{folder.name}/play"
+    new = sorted(features(case, played, log) - known.features)
+    episode.state, episode.buckets = seen.play.state, seen.play.buckets
+    episode.answers = dict(Counter(seen.answers.values()))
+    episode.new = len(new)
+    episode.seconds = round(time.monotonic() - began, 2)
+    shutil.rmtree(folder / "reference", ignore_errors=True)
+    if not seen.sightings:
+        shutil.rmtree(folder / "play", ignore_errors=True)
+    line = session.take(
+        Ended(
+            episode=episode,
+            elapsed_s=round(session.elapsed_s, 2),
+            seen=seen,
+            features=new,
+            limits=limits,
+            silent=silent,
+            blocks=planned.blocks,
+            answer_s=deadlines.answer_s,
+            suspect_s=deadlines.suspect_s,
+            rule=deadlines.rule,
+        )
+    )
+    quiet = "nothing is wrong" if episode.state == "ended" else episode.state
+    outcome, bad = bucket_words(episode.buckets) or quiet, bool(episode.buckets)
+    session.report_ended(name, outcome, episode.seconds, f"{episode.new} new", bad=bad)
+    return line
+
+
+def _beside(session: Fuzzing, case: Case, played: Played, folder: Path, name: str) -> Judged:
+    """What the same requests to a plain server hold against its answers."""
+    engine = get_engine(session.options.server.engine)
+    options = PlayOptions(session.deadlines, look="none", canary=False)
+
+    def held(plain: Case) -> Judged:
+        reference = session.tried(plain, folder, name, options).played
+        assert reference is not None
+        return compare_with_reference(case, played, reference)
+
+    judged = held(reference_case(case, engine))
+    if not compared(judged) or not has_own_format(case):
+        return judged
+    return agreeing(judged, held(reference_case(case, engine, own_format=True)))
+
+
+# ---------------------------------------------------------------------------------- what it showed
+
+STRAIGHT = "straight"
+PURSUIT = 40
+"""Starts of servers for what one episode showed, at most."""
+PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
+"""Seconds for what ends or stops a server, or that share of the budget, if it is more."""
+LESSER_S, LESSER_SHARE = 100.0, 0.07
+"""The same for all else."""
+FINISH_AFTER = 0.5
+"""Share of the budget after which what was not shrunk to its end is taken up again."""
+FINISH_SHARE, FINISH_LESSER = 0.5, 0.15
+"""Of the time that is left then: for what ends or stops a server, and for all else."""
+FINISH = 3 * PURSUIT
+"""Starts of servers for that, at most."""
+LONG_S = 10.0
+"""A deadline from which on it is measured again before a hang is played again and again."""
+
+
+def pursue(session: Fuzzing, line: Ended) -> None:
+    """What is new in an episode, if anything is, and nobody pursues it now."""
+    known, episode = session.known, line.episode
+    new = known.new(line.seen.play.buckets)
+    new = [b for b in new if not any(alike(b, other) for other in session.pursued)]
+    if not new or episode.pursued:
+        return
+    place = f"e{episode.number:04d}"
+    began = time.monotonic()
+    with session.pursuing(new):
+        _measure_again(session, line.seen.sightings)
+        led = known.led.get(episode.number) or _led(session, line, new)
+        source = session.episode_dir(episode.number)
+        source = source / STRAIGHT if led.straight else source
+        handled = [b for f in session.fuzz.found if known.handled(b := f.finding.bucket)]
+        handled += known.also
+        handled += [b for b in led.seen.play.buckets if b not in new]
+        least_s, share = LESSER_S, LESSER_SHARE
+        if any(one.finding_class in FATAL for one in led.seen.sightings):
+            least_s, share = PURSUIT_S, PURSUIT_SHARE
+        time_s = max(least_s, share * session.options.budget_s)
+        start = StartingPoint(
+            led.seen,
+            line.silent,
+            line.blocks,
+            handled=tuple(handled),
+            deadlines=session.deadlines,
+            until=min(session.until, began + time_s),
+            end=session.until + session.grace_s,
+        )
+        _replay(session, source, place, PURSUIT, start)
+        session.take(
+            Pursued(
+                number=episode.number,
+                replay=place,
+                elapsed_s=round(session.elapsed_s, 2),
+                seconds=round(time.monotonic() - began, 2),
+            )
+        )
+
+
+def unfinished(session: Fuzzing) -> Found | None:
+    """A finding that is to be shrunk further now."""
+    early = session.elapsed_s < FINISH_AFTER * session.options.budget_s
+    if early or not session.options.shrink:
+        return None
+    return session.known.unfinished(session.pursued)
+
+
+def finish(session: Fuzzing, found: Found) -> None:
+    """Goes on with what is left of it."""
+    place, of = f"{found.replay}{AGAIN}{found.finding.id}", found.folder
+    began, bucket = time.monotonic(), found.finding.bucket
+    with session.pursuing([bucket]):
+        _measure_again(session, [found.finding])
+        others = [f.finding.bucket for f in session.fuzz.found if f is not found]
+        share = FINISH_SHARE if found.finding.finding_class in FATAL else FINISH_LESSER
+        start = StartingPoint(
+            again=True,
+            handled=(*others, *session.known.also),
+            deadlines=session.deadlines,
+            until=began + share * (session.until - began),
+            end=session.until + session.grace_s,
+        )
+        _replay(session, session.folder / of, place, FINISH, start)
+        session.take(
+            Finished(
+                of=of,
+                replay=place,
+                elapsed_s=round(session.elapsed_s, 2),
+                seconds=round(time.monotonic() - began, 2),
+            )
+        )
+
+
+def _replay(session: Fuzzing, source: Path, place: str, budget: int, start: StartingPoint) -> None:
+    """Of the case in ``source``, in the folder ``place``; one that was killed goes on."""
+    folder, options = session.folder / place, session.options
+    goes_on = VERDICTS.is_in(folder)
+    case, _ = read_case(folder if goes_on else source)
+    if not goes_on:
+        write_case(case, prepared(folder), read_contents(case, source))
+    wanted = ReplayCommand(
+        file=source,
+        server=case.server,
+        shrink=options.shrink,
+        budget=budget,
+        repeat=options.repeat,
+        seed=options.seed,
+        start_mode=options.start_mode,
+        timeout_s=options.timeout_s,
+    )
+    with ReplayFolder(folder, case, wanted, session.write_replay) as files:
+        Rounds(session, files, start).run()
+        files.end("complete")
+    shutil.rmtree(folder / PLAYS_DIR, ignore_errors=True)
+
+
+def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None:
+    """The deadline, where a busy moment made it long: each attempt at a hang lasts as long."""
+    hangs = any(one.finding_class is FindingClass.HANG for one in seen)
+    if hangs and session.deadlines.answer_s > LONG_S:
+        deadlines = session.measured()
+        if deadlines.answer_s < session.deadlines.answer_s:
+            session.deadlines = deadlines
+
+
+def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
+    """The episode's requests one after another, if they show the worst of it as well; else the
+    episode as it was."""
+    number = line.episode.number
+    led = Led(number=number, straight=False, seen=line.seen)
+    folder = session.episode_dir(number)
+    case, _ = read_case(folder)
+    straight = in_order(as_sent(case, line.seen))
+    late = time.monotonic() >= session.until
+    if straight != case and not line.silent and not line.blocks and not late:
+        place, name = folder / STRAIGHT, f"episode {number}, one after another"
+        shutil.rmtree(place, ignore_errors=True)
+        session.keep_case(straight, place)
+        options = PlayOptions(session.deadlines)
+        played = session.tried(straight, place / "play", name, options).played
+        assert played is not None
+        judged = session.judged(straight, played)
+        facts = PlayFacts(
+            number=0, what="one after another", requests=len(straight.operations), state=""
+        )
+        seen = observation_of(straight, played, judged, facts)
+        led.starts = 1
+        if seen.has(new[0]):
+            led.straight, led.seen = True, seen
+        shutil.rmtree(place / "play", ignore_errors=True)
+        outcome = bucket_words(seen.play.buckets) or seen.play.state
+        session.report_ended(name, outcome, seen.play.seconds, bad=led.straight)
+    return session.take(led)

@@ -1,0 +1,220 @@
+"""Options of a fuzz session, and how its server is put under pressure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+from mmrepro.base import common_options as common
+from mmrepro.base.errors import UsageError
+from mmrepro.base.options import option
+from mmrepro.base.units import exact_duration
+from mmrepro.search.replay.options import ServerCommand
+from mmrepro.traffic.case.model import ServerWanted
+
+
+class Profile(StrEnum):
+    """What kind of day the server has."""
+
+    PRESSURE = "pressure"
+    """Small caches and a small KV cache: everything is evicted, preempted and used again."""
+    PLAIN = "plain"
+    """The engine's own defaults."""
+    TEXT = "text"
+    """As ``pressure``, without a picture."""
+    HAZARDS = "hazards"
+    """As ``pressure``, with clients that do what an engine's documentation warns of: one uuid for
+    two pictures."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One engine, as far as what may be asked of it differs.
+
+    Attributes:
+        pressure: options of the profile of that name.
+        tells: options in every profile: what makes an answer tell more.
+        env: variables of the profile ``pressure``.
+        max_model_len: of it; None: that of the engine's scenarios.
+        roomy: options of an episode of many pictures: nothing that it sent is evicted.
+        many: pictures of such an episode.
+        several: it gives ``n`` answers.
+        completions: it has ``/v1/completions`` besides the chat.
+        salts: fields that set entries of the prefix cache apart.
+        rid: the field with which a client names a request; "": none.
+        uuids: a client may name a picture.
+        priority: the field; "": none.
+        logprobs: values of ``top_logprobs``, the last ones beyond what is allowed.
+        shaped: what a grammar is asked for with.
+    """
+
+    pressure: tuple[str, ...]
+    tells: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    max_model_len: int | None = None
+    roomy: tuple[str, ...] = ()
+    many: int = 120
+    several: bool = False
+    completions: bool = True
+    salts: tuple[str, ...] = ()
+    rid: str = ""
+    uuids: bool = False
+    priority: str = ""
+    logprobs: tuple[int, ...] = ()
+    shaped: tuple[Mapping[str, Any], ...] = ()
+
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+_OBJECT = {"type": "json_schema", "json_schema": {"name": "one", "schema": _SCHEMA}}
+_REGULAR = ("[ab]{1,6}", r"^(.*)$", r"^(|.*)$", "(yes|no)", r"\d{2}-\d{2}")
+"""The third one is legal, and has an empty alternative."""
+
+DIALECTS: Final[Mapping[str, Dialect]] = {
+    "vllm": Dialect(
+        pressure=(
+            *("--mm-processor-cache-gb=0.01", "--num-gpu-blocks-override=14", "--max-num-seqs=4"),
+            "--scheduling-policy=priority",
+        ),
+        tells=("--enable-prompt-tokens-details",),
+        max_model_len=1024,
+        several=True,
+        salts=("cache_salt",),
+        rid="request_id",
+        uuids=True,
+        priority="priority",
+        logprobs=(0, 1, 5, 20, 21, 1000),
+        shaped=(
+            {"response_format": _OBJECT},
+            {"response_format": {"type": "json_object"}},
+            *({"structured_outputs": {"regex": one}} for one in _REGULAR),
+            {"structured_outputs": {"choice": ["one", "two"]}},
+        ),
+    ),
+    "sglang": Dialect(
+        pressure=(
+            "--max-total-tokens=3072",
+            "--max-running-requests=4",
+            "--chunked-prefill-size=512",
+        ),
+        env={"SGLANG_VLM_CACHE_SIZE_MB": "1"},
+        max_model_len=1024,
+        roomy=("--max-total-tokens=16384",),
+        several=True,
+        salts=("cache_salt", "extra_key"),
+        rid="rid",
+        priority="priority",
+        logprobs=(0, 1, 5, 20, 100, 100_000),
+        # No grammars: its backends refuse the tiny models' tokenizer, and are switched off.
+    ),
+    "lmdeploy": Dialect(
+        pressure=("--cache-max-entry-count=0.003", "--max-batch-size=4"),
+        max_model_len=2048,
+        rid="session_id",
+        logprobs=(1, 5, 20),
+        shaped=({"response_format": _OBJECT}, {"response_format": {"type": "json_object"}}),
+    ),
+    "minivllm": Dialect(
+        pressure=(
+            *("--num-blocks=65", "--block-size=16", "--max-num-seqs=4", "--mm-cache-tokens=40"),
+            *("--max-batched-tokens=128", "--async-scheduling"),
+        ),
+        max_model_len=512,
+        roomy=("--num-blocks=4097", "--mm-cache-tokens=8192"),
+        many=600,
+        completions=False,
+    ),
+}
+"""What is not here is asked the common way."""
+
+
+def dialect_of(engine: str) -> Dialect:
+    return DIALECTS.get(engine, Dialect(pressure=()))
+
+
+def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> ServerWanted:
+    """The server of ``profile``: ``wanted`` with its options.
+
+    Args:
+        wanted: what the engine's scenarios run, with what was asked for on the command line; its
+            options come last, and so win.
+        length_told: ``max_model_len`` was asked for.
+    """
+    dialect = dialect_of(wanted.engine)
+    if profile is Profile.PLAIN:
+        return wanted.model_copy(update={"args": [*dialect.tells, *wanted.args]})
+    length = wanted.max_model_len if length_told else dialect.max_model_len
+    return wanted.model_copy(
+        update={
+            "args": [*dialect.tells, *dialect.pressure, *wanted.args],
+            "env": {**dialect.env, **wanted.env},
+            "max_model_len": length or wanted.max_model_len,
+        }
+    )
+
+
+# ----------------------------------------------------------------------------------------- options
+
+BUDGET_S = 1800.0
+LEAST_S = 10.0
+
+
+@dataclass(frozen=True)
+class FuzzCommand(ServerCommand):
+    """Options of ``mmrepro fuzz``; its ``server`` has the options of the profile."""
+
+    COMMAND: ClassVar[str] = "fuzz"
+    engine: str = common.ENGINE_NAME("", argument=True, required=True)
+    release: str = common.RELEASE("", shown="the known scenarios' last")
+    profile: Profile = option(
+        Profile.PRESSURE,
+        "pressure: small caches and KV; plain: the engine's defaults; text: pressure without "
+        "images; hazards: clients that do what the documentation warns of.",
+    )
+    blind: bool = option(False, "Name nothing, and keep no known failure away.")
+    source: Path | None = option(
+        None,
+        "Use and change the requests of a recording or case, or the images of a folder.",
+        "FILE",
+        name="--from",
+        names="record",
+    )
+    budget_s: float = common.BUDGET(
+        BUDGET_S,
+        help="Time for it, e.g. 10m or 2h; building an environment does not count.",
+        shown="30m",
+    )
+    jobs: int | None = common.JOBS(None, help="Number of servers at a time.", shown="1")
+    out: Path | None = common.OUT(None, shown="fuzz/…")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.budget_s < LEAST_S:
+            raise UsageError(
+                f"--budget {exact_duration(self.budget_s)} is not enough for one episode.",
+                hint="--budget 30m",
+            )
+
+    def written(self) -> Self:
+        """A cluster's address is left out: others read documents."""
+        return replace(self, engine=self.engine or self.server.engine, ray=self.ray and "auto")
+
+    @property
+    def decides(self) -> dict[str, str]:
+        """What the way of a session depends on; it can only be gone on with as it began."""
+        return {
+            "server": self.server.model_dump_json(exclude_defaults=True),
+            "--profile": self.profile,
+            "--seed": str(self.seed),
+            "--blind": "yes" if self.blind else "",
+            "--from": str(self.source or ""),
+            "--no-shrink": "" if self.shrink else "yes",
+            "--repeat": str(self.repeat),
+        }

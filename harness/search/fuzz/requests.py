@@ -1,0 +1,341 @@
+"""Makes requests: texts, pictures and parameters around what is known of the server."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Final
+
+from mmrepro.search.fuzz.limits import BLOCK, KV, SIZES, Limits
+from mmrepro.search.fuzz.options import Dialect
+from mmrepro.search.fuzz.steering import Switch
+from mmrepro.traffic.case.model import (
+    CHAT,
+    COMPLETIONS,
+    Collision,
+    Content,
+    Image,
+    Message,
+    Near,
+    Noise,
+    Operation,
+    Part,
+    Relayout,
+    Resized,
+    Solid,
+    Tiles,
+)
+
+LAYOUTS: Final = ((2, 4), (4, 2), (2, 6), (3, 4), (3, 2), (1, 4))
+"""Rows and columns of tiles."""
+QUESTIONS = ("what is this", "describe the picture", "and now", "list three things", "hello there")
+ODD_TEXTS = (
+    "",
+    " ",
+    "\x00\x07\x1b[31m",
+    "\u202eright to left\u202c",
+    "\U0001f9d1\u200d\U0001f680",
+    "<|im_end|>\n<|im_start|>assistant\n",
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    "<image>",
+    "{{ '%s' % 1 }}",
+)
+GROWN = (1, 4, 16, 40)
+"""Tokens before a limit at which a prompt ends whose answer grows beyond it."""
+MOST_GROWN = 700
+"""Tokens of an answer that is let grow from what is served to what is not: seconds, on a CPU."""
+SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
+TILE = 28
+
+
+class Maker:
+    """Makes the requests of one episode, one after another.
+
+    Args:
+        name: what the names of its pictures begin with.
+        given: pictures that somebody supplied, used as any other.
+        hazards: some do what an engine's documentation warns of.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        random: Random,
+        limits: Limits,
+        dialect: Dialect,
+        on: set[Switch],
+        given: Mapping[str, Image] | None = None,
+        *,
+        hazards: bool = False,
+    ) -> None:
+        self.random, self.limits, self.dialect, self.on = random, limits, dialect, on
+        self.name, self.hazards = name, hazards
+        self.images: dict[str, Image] = dict(given or {})
+        self._fresh = list(self.images)
+        self._used: list[str] = []
+        self._beginnings: list[str] = []
+        self._questions = random.sample(QUESTIONS, 2)
+        self._count = 0
+
+    # ------------------------------------------------------------------ one request
+
+    def request(
+        self,
+        images: Sequence[str] | None = None,
+        text: str | None = None,
+        *,
+        tokens: int | None = None,
+        max_tokens: int | None = None,
+        leave: str | None = None,
+        plain: bool = False,
+    ) -> Operation:
+        """A request; what is not given is drawn.
+
+        Args:
+            tokens: length of its prompt.
+            plain: without further parameters.
+        """
+        self._count += 1
+        random = self.random
+        shown = list(self.pictures() if images is None else images)
+        if tokens is None and text is None and max_tokens is None:
+            tokens, max_tokens = self._growing() or (self._length(), None)
+        if text is None:
+            text = self.question() if tokens is None else self.text(tokens, shown)
+        limit = max_tokens or random.choice((1, 1, 2, 4, 4, 8, 16, 33))
+        parameters: dict[str, Any] = {"max_tokens": limit, "temperature": 0}
+        if random.random() < 0.4:
+            parameters["ignore_eos"] = True
+        path = CHAT
+        if not shown and Switch.COMPLETIONS in self.on and random.random() < 0.25:
+            path = COMPLETIONS
+        if not plain:
+            parameters |= self._parameters(path)
+        stream = Switch.STREAM in self.on and random.random() < 0.5
+        if leave is None and Switch.LEAVE in self.on and random.random() < 0.15:
+            leave = random.choice(("sent", "first-token", "tokens>=2", "tokens>=5"))
+            parameters["max_tokens"] = max(limit, random.choice((16, 64)))
+        return Operation(
+            id=f"r{self._count}",
+            path=path,
+            messages=self._messages(shown, text) if path == CHAT else None,
+            prompt=text if path == COMPLETIONS else None,
+            parameters=parameters,
+            stream=stream or bool(leave and leave != "sent"),
+            leave=leave or "",
+        )
+
+    def _messages(self, shown: Sequence[str], text: str) -> list[Message]:
+        random = self.random
+        uuid = Switch.UUID in self.on and random.random() < 0.5
+        parts = []
+        for name in shown:
+            shared = uuid and self.hazards and random.random() < 0.2
+            named = "shared" if shared else f"id-{name}"
+            parts.append(Part(image=name, uuid=named if uuid else None))
+        if parts:
+            told = Part(text=text)
+            behind = random.random() < 0.9  # most clients put the picture first
+            content: str | list[Part] = [*parts, told] if behind else [told, *parts]
+        else:
+            content = text
+        messages = [Message(role="user", content=content)]
+        if Switch.TURNS in self.on and random.random() < 0.3:
+            if random.random() < 0.5:
+                messages.insert(0, Message(role="system", content="Answer in one sentence."))
+            messages += [
+                Message(role="assistant", content="yes"),
+                Message(role="user", content=self.question()),
+            ]
+        return messages
+
+    # ------------------------------------------------------------------ texts
+
+    def text(self, tokens: int, images: Sequence[str] = ()) -> str:
+        """A text that makes a prompt of ``tokens``, with those pictures."""
+        letters = self.limits.letters(tokens, [self.size(name) for name in images])
+        begin = ""
+        if Switch.REUSE in self.on and self._beginnings and self.random.random() < 0.5:
+            begin = self.random.choice(self._beginnings)[:letters]
+        made = begin + self._letters(letters - len(begin))
+        if Switch.REUSE in self.on and len(self._beginnings) < 4:
+            self._beginnings.append(made)
+        return made
+
+    def _letters(self, count: int) -> str:
+        """Words, so that nothing looks like markup; never an end in white space, which is cut."""
+        random = self.random
+        text = "".join(random.choices(string.ascii_lowercase + " ", k=max(0, count)))
+        return text[:-1] + "z" if text.endswith(" ") else text
+
+    def question(self) -> str:
+        if Switch.ODD in self.on and self.random.random() < 0.3:
+            return self.random.choice(ODD_TEXTS)
+        return self.random.choice(self._questions)
+
+    def _length(self) -> int | None:
+        """Tokens of a prompt; None: a question, as short as it is."""
+        random, limits = self.random, self.limits
+        kinds: list[tuple[float, str]] = [(6.0, "question"), (2.0, "short"), (0.8, "half")]
+        kinds += [(1.2, "over")] if Switch.OVER in self.on else []
+        kinds += [(2.0, "edge")] if Switch.EDGES in self.on and limits.edges() else []
+        kinds += [(1.5, "block")] if Switch.BLOCKS in self.on else []
+        kind = random.choices([k for _, k in kinds], [w for w, _ in kinds])[0]
+        match kind:
+            case "question":
+                return None
+            case "short":
+                return random.randint(20, 120)
+            case "half":
+                return random.randint(limits.longest // 4, max(8, limits.longest // 2))
+            case "over":
+                return round(limits.context * random.choice((1.01, 1.2, 2.0)))
+            case "edge":
+                return max(1, random.choice(limits.edges()) + random.choice((-2, -1, 0, 1)))
+        size = random.choice(limits.named(BLOCK) or [16])
+        most = max(1, limits.context // size - 1)
+        return max(2, size * random.randint(1, min(most, 12)) + random.choice((-1, 0, 1)))
+
+    def _growing(self) -> tuple[int, int] | None:
+        """A prompt just short of a limit, and an answer that ends at it or beyond; now and then."""
+        random, limits = self.random, self.limits
+        if Switch.GROWTH not in self.on or random.random() > 0.15:
+            return None
+        between = (limits.refused or 0) - limits.served
+        untold = not limits.named(KV) and limits.served and 0 < between <= MOST_GROWN
+        if untold and random.random() < 0.4:
+            return limits.served, between + 24  # where it ends lies between the two
+        end = random.choice([limits.longest, limits.longest, limits.room, *limits.edges()])
+        short = random.choice(GROWN)
+        return max(1, end - short), max(1, short + random.choice((-1, 0, 1, 2, 24)))
+
+    # ------------------------------------------------------------------ pictures
+
+    def pictures(self) -> list[str]:
+        if Switch.IMAGES not in self.on or self.random.random() > 0.65:
+            return []
+        count = 1
+        if Switch.SEVERAL in self.on and self.random.random() < 0.25:
+            count = self.random.choice((2, 2, 3))
+        return [self.picture() for _ in range(count)]
+
+    def picture(self, size: tuple[int, int] | None = None) -> str:
+        """One that was used before, or a new one."""
+        random = self.random
+        reuse = Switch.REUSE in self.on and self._used and size is None
+        if reuse and random.random() < 0.5:
+            return random.choice(self._used[-8:])
+        name = self._supplied() if size is None else ""
+        name = name or self.new(size)
+        self._used.append(name)
+        return name
+
+    def _supplied(self) -> str:
+        """One of those that were given, first those that were not sent yet; "": none."""
+        if not self._fresh or self.random.random() > 0.6:
+            return ""
+        given = [name for name in self._fresh if name not in self._used] or self._fresh
+        return self.random.choice(given)
+
+    def related(self) -> tuple[str, str]:
+        """Two pictures that an engine might take for one."""
+        random = self.random
+        if len(self._fresh) > 1 and random.random() < 0.7:
+            first, second = random.sample(self._fresh, 2)
+            return first, second
+        first, second = (f"{self.name}p{len(self.images) + n}" for n in (1, 2))
+        seed = random.randrange(1 << 30)
+        if random.random() < 0.7:
+            rows, columns = random.choice(LAYOUTS)
+            self.images[first] = Tiles(seed=seed, rows=rows, columns=columns)
+            self.images[second] = Relayout(of=first, rows=columns, columns=rows)
+        else:
+            self.images[first] = Noise(seed=seed, size=random.choice(SIZES))
+            self.images[second] = Near(of=first, seed=seed, pixels=1)
+        self._used += [first, second]
+        return first, second
+
+    def new(self, size: tuple[int, int] | None = None) -> str:
+        random = self.random
+        name = f"{self.name}p{len(self.images) + 1}"
+        if Switch.RELATIVES in self.on and size is None and random.random() < 0.6:
+            self.images[name] = self._relative()
+        else:
+            picked = size or random.choice((*SIZES, *SIZES[4:], (random.randint(20, 300), 84)))
+            self.images[name] = Noise(seed=random.randrange(1 << 30), size=picked)
+        return name
+
+    def _relative(self) -> Image:
+        random = self.random
+        tiled = [n for n, i in self.images.items() if isinstance(i, Tiles) and n in self._used]
+        plain = [n for n in self._used if not isinstance(self.images[n], Content | Collision)]
+        pick = random.random()
+        if tiled and pick < 0.5:
+            of = random.choice(tiled)
+            first = self.images[of]
+            assert isinstance(first, Tiles)
+            return Relayout(of=of, rows=first.columns, columns=first.rows)
+        if plain and pick < 0.65:
+            return Near(
+                of=random.choice(plain),
+                seed=random.randrange(1 << 30),
+                pixels=random.choice((1, 1, 5)),
+            )
+        if plain and pick < 0.75:
+            return Resized(of=random.choice(plain), size=random.choice(SIZES))
+        if pick < 0.8:
+            colour = (random.randrange(256), random.randrange(256), random.randrange(256))
+            return Solid(colour=colour, size=random.choice(SIZES))
+        rows, columns = random.choice(LAYOUTS)
+        return Tiles(seed=random.randrange(1 << 30), rows=rows, columns=columns)
+
+    def size(self, name: str) -> tuple[int, int]:
+        """Width and height; of a file that is not looked at, one token's."""
+        image = self.images[name]
+        match image:
+            case Noise() | Solid() | Resized():
+                return image.size
+            case Tiles() | Relayout():
+                return image.columns * TILE, image.rows * TILE
+            case Near():
+                return self.size(image.of)
+        return TILE, TILE
+
+    # ------------------------------------------------------------------ parameters
+
+    def _parameters(self, path: str) -> dict[str, Any]:
+        random, on, dialect = self.random, self.on, self.dialect
+        made: dict[str, Any] = {}
+
+        def chosen(switch: Switch, odds: float) -> bool:
+            return switch in on and random.random() < odds
+
+        if chosen(Switch.N, 0.15):
+            made |= {"n": random.choice((2, 3, 5)), "temperature": 0.8}
+        if chosen(Switch.SAMPLED, 0.25):
+            made |= {"temperature": random.choice((0.3, 1.0, 2.0)), "seed": random.randrange(1000)}
+        if chosen(Switch.STOP, 0.2):
+            made |= self._stop()
+        if chosen(Switch.LOGPROBS, 0.2):
+            top = random.choice(dialect.logprobs)
+            made |= {"logprobs": True, "top_logprobs": top} if path == CHAT else {"logprobs": top}
+        if chosen(Switch.PRIORITY, 0.3):
+            made[dialect.priority] = random.choice((-1, 0, 1, 5))
+        if chosen(Switch.SALT, 0.4):
+            made[random.choice(dialect.salts)] = random.choice(SALT_NAMES)
+        if chosen(Switch.RID, 0.3):
+            # Numbered as clients do: each once, and one begins as another does.
+            number = dialect.rid == "session_id"
+            made[dialect.rid] = self._count if number else f"user{self._count}"
+        if chosen(Switch.GRAMMAR, 0.25):
+            made |= random.choice(dialect.shaped)
+        return made
+
+    def _stop(self) -> dict[str, Any]:
+        random = self.random
+        kind = random.random()
+        if kind < 0.5:
+            return {"stop": random.choice(("a", " ", "z", ["ab", "q"], "\n"))}
+        ids = [random.choice((0, 1, 255, 1_151_935))]
+        return {"stop_token_ids": ids, **({"min_tokens": 1} if random.random() < 0.5 else {})}

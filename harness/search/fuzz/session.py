@@ -1,0 +1,295 @@
+"""The policy of fuzzing: episodes as long as there is time, each a line of work."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import mmrepro
+from mmrepro.base.machine.host import host_facts
+from mmrepro.base.machine.journal import Head, Journal
+from mmrepro.base.records import Moment
+from mmrepro.base.text.redact import Redactor
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import RunEnded
+from mmrepro.engines.models.tiny import TINY
+from mmrepro.failure.documents import Fidelity
+from mmrepro.failure.documents.folder import prepared
+from mmrepro.failure.documents.replay import EPISODES_DIR, FindingClass, Fuzz
+from mmrepro.run.judge import Deadlines
+from mmrepro.run.play.players import PlayOptions
+from mmrepro.search.fuzz import minimisations
+from mmrepro.search.fuzz.episodes import Episodes
+from mmrepro.search.fuzz.knowledge import EPISODES, Ended, KeptLine, Knowledge, LineT
+from mmrepro.search.fuzz.limits import look_at_limits
+from mmrepro.search.fuzz.minimisations import play_episode
+from mmrepro.search.fuzz.options import FuzzCommand, Profile
+from mmrepro.search.fuzz.server import Source, read_source
+from mmrepro.search.replay.attempts import (
+    ENDINGS,
+    CaseResult,
+    CaseRun,
+    CaseSearch,
+    found as found_event,
+)
+from mmrepro.search.replay.store import WriteReplay
+from mmrepro.traffic.capture.messages import Contents
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import Case
+
+DEFAULT_ROOT = "fuzz"
+SHARE = 0.8
+"""An episode begins while there is time for so much of one."""
+GRACE = 0.05
+"""Of the budget."""
+
+
+class Fuzzing(CaseSearch[Fuzz]):
+    """A session in progress. ``fuzz`` is valid, if partial, at every moment.
+
+    On one place episodes come one after the other, each pursued before the next one begins; on
+    several others go on while one is pursued.
+
+    Attributes:
+        known: what the session has learnt.
+        deadlines: of the next attempt; what pursues a hang may measure them again.
+    """
+
+    kind = "session"
+    options: FuzzCommand
+    journal: Journal
+    deadlines: Deadlines
+
+    def __init__(
+        self,
+        options: FuzzCommand,
+        *,
+        write: Callable[[Fuzz, Path], object],
+        write_replay: WriteReplay,
+    ) -> None:
+        """``write`` and ``write_replay`` write documents below a folder, each time that they have
+        grown."""
+        super().__init__(options, blind=options.blind)
+        self.write_replay, self._write_documents = write_replay, write
+        self.contents: Contents | Mapping[str, bytes]
+        self._source = self._prepare()
+        self.fuzz = self._blank(self._source)
+        self.known = Knowledge(self.fuzz, self._episodes(), self.folder)
+        self._began = 0.0
+        self._opened: bool | None = None
+        """None: not yet; False: it is being opened."""
+        self._playing: set[int] = set()
+        self.pursued: list[str] = []
+        """Buckets that a line of work pursues now."""
+
+    def standing(self) -> str:
+        """How many episodes there were, what was found, and the time that is left."""
+        fuzz = self.fuzz
+        left = max(0.0, fuzz.budget_s - (self.elapsed_s if self._opened else fuzz.elapsed_s))
+        findings = f"{len(fuzz.found)} finding{'s' * (len(fuzz.found) != 1)}"
+        return f"{len(fuzz.episodes)} episodes, {findings}, {left:.0f} s left"
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def elapsed_s(self) -> float:
+        """Of the budget, with what earlier calls spent."""
+        return time.monotonic() - self._began
+
+    @property
+    def until(self) -> float:
+        """Monotonic seconds at which the budget is over."""
+        return self._began + self.options.budget_s
+
+    @property
+    def grace_s(self) -> float:
+        """For confirming what was found last: of how often it shows nothing was known else."""
+        return GRACE * self.options.budget_s
+
+    def _over(self) -> bool:
+        """Whether there is no time for one more episode, or no sense in it."""
+        if any(
+            f.finding.confirmed and f.finding.finding_class is FindingClass.START_FAILURE
+            for f in self.fuzz.found
+        ):
+            why = "the server does not start: nothing else can be tried"
+            self.fuzz.limits += [why] if why not in self.fuzz.limits else []
+            return True
+        usual = max(self.known.lasted[-3:], default=0.0)
+        return self.elapsed_s + SHARE * usual >= self.options.budget_s
+
+    # ------------------------------------------------------------------ lines of work
+
+    def more(self) -> Callable[[], None] | None:
+        if self._opened is None:
+            self._opened = False
+            return self._take_up
+        if not self._opened or self._over():
+            return None
+        if (unfinished := minimisations.unfinished(self)) is not None:
+            return lambda: minimisations.finish(self, unfinished)
+        return self._episode
+
+    def _take_up(self) -> None:
+        """Go on with what earlier calls left; the budget begins when a server has answered."""
+        ended = [line for line in self.journal.kept if isinstance(line, Ended)]
+        self.deadlines = ended[-1].deadlines if ended else self.measured()
+        self._began = time.monotonic() - self.fuzz.elapsed_s
+        self._opened = True
+        for line in ended:
+            minimisations.pursue(self, line)
+
+    def _episode(self) -> None:
+        """One episode, and what it showed."""
+        taken = self.known.ended.keys() | self._playing
+        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        self._playing.add(number)
+        try:
+            line = play_episode(self, self.known.episodes.next(number))
+        finally:
+            self._playing.discard(number)
+        minimisations.pursue(self, line)
+
+    # ------------------------------------------------------------------ within a line of work
+
+    def measured(self) -> Deadlines:
+        """Deadlines, on a server of its own."""
+        order = CaseRun("deadlines", "deadlines", self.servers)
+        result = self.attempt(order)
+        assert result.deadlines is not None
+        self.report_ended(order.what, f"{result.deadlines.answer_s:.1f} s", result.seconds)
+        return result.deadlines
+
+    def tried(
+        self, case: Case, place: Path, what: str, options: PlayOptions, *, learning: bool = False
+    ) -> CaseResult:
+        """An attempt, with its files in ``place``; it also learns the server's limits."""
+        inside = place.relative_to(self.folder).as_posix()
+        look = look_at_limits if learning else None
+        return self.attempt(
+            CaseRun(
+                inside,
+                what,
+                self.servers,
+                inside,
+                case=case,
+                contents=self.folder,
+                options=options,
+                look=look,
+            )
+        )
+
+    def episode_dir(self, number: int) -> Path:
+        return self.folder / EPISODES_DIR / f"{number:04d}"
+
+    def keep_case(self, case: Case, folder: Path) -> None:
+        write_case(case, folder, self.contents)
+
+    def take(self, line: LineT) -> LineT:
+        """Write it down, and what follows from it. Raises UsageError: it is there already."""
+        kept = self.journal.append(line)
+        self._take(kept)
+        self.write()
+        return kept
+
+    def report_ended(
+        self, what: str, outcome: str, seconds: float, detail: str = "", *, bad: bool = False
+    ) -> None:
+        self.campaign.emit(
+            RunEnded(
+                what=what,
+                index=1,
+                outcome=outcome,
+                detail=detail,
+                tone="bad" if bad else "soft",
+                seconds=seconds,
+            )
+        )
+
+    @contextmanager
+    def pursuing(self, buckets: list[str]) -> Iterator[None]:
+        """No other line of work pursues them meanwhile."""
+        self.pursued += buckets
+        try:
+            yield
+        finally:
+            self.pursued = [one for one in self.pursued if one not in buckets]
+
+    def _take(self, line: KeptLine) -> None:
+        for one in self.known.take(line):
+            self.campaign.emit(found_event(one.id, one.finding))
+
+    # ------------------------------------------------------------------ asked by the campaign
+
+    def begin(self, campaign: Campaign[Fuzz]) -> None:
+        super().begin(campaign)
+        head = Head(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            decides=self.options.decides,
+        )
+        self.journal = Journal(EPISODES, self.folder, head)
+        self.fuzz.id = self.journal.head.id
+        self.write()
+        for line in self.journal.kept:
+            if isinstance(line, KeptLine):
+                self._take(line)
+
+    def end(self, state: State, failure: str) -> Fuzz:
+        self.break_off()
+        with self.journal:
+            self.fuzz.state, self.fuzz.failure = ENDINGS[state], failure
+            self.fuzz.finished = Moment.now()
+            if self._opened:
+                self.fuzz.elapsed_s = round(self.elapsed_s, 2)
+            self.write()
+        return self.fuzz
+
+    # ------------------------------------------------------------------ the folder
+
+    def write(self) -> None:
+        self._write_documents(Redactor().redact_model(self.fuzz), self.folder)
+
+    def _prepare(self) -> Source:
+        """The session's folder, and what it begins with: kept there, pictures and all."""
+        self.folder = self.place(EPISODES, DEFAULT_ROOT)
+        source = read_source(self.options.source, self.options.server)
+        if self.options.resume is None:
+            self.folder = prepared(self.folder)
+        self.contents = source.keep(self.folder)
+        return source
+
+    def _episodes(self) -> Episodes:
+        options, source = self.options, self._source
+        sees = options.server.model not in TINY or bool(TINY[options.server.model].image_tokens)
+        return Episodes(
+            options.seed,
+            options.server,
+            pictures=sees and options.profile is not Profile.TEXT,
+            given=source.images,
+            source=source.case,
+            hazards=options.profile is Profile.HAZARDS,
+        )
+
+    def _blank(self, source: Source) -> Fuzz:
+        options = self.options
+        return Fuzz(
+            mmrepro_version=mmrepro.__version__,
+            id="",
+            created=Moment.now(),
+            state="interrupted",
+            failure=f"the session has not ended; to resume, run: {self.resume_command}",
+            command=options.command_line(),
+            resume=self.resume_command,
+            server=options.server,
+            profile=options.profile,
+            seed=options.seed,
+            budget_s=options.budget_s,
+            blind=options.blind,
+            source=source.name,
+            host=host_facts(),
+            fidelity=Fidelity.CPU,
+        )

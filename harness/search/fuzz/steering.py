@@ -1,0 +1,219 @@
+"""What steers a session: what the requests of an episode may have, and what an episode showed.
+
+Each episode has some of it only. Swarm testing (Groce and others, ISSTA 2012): with everything on
+at once most failures are hidden, by others that come first or by requests that keep them away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from mmrepro.engines.base import without_prefix
+from mmrepro.search.fuzz.options import Dialect
+from mmrepro.search.oracle.judged import normalised, sent_of
+from mmrepro.search.oracle.loud import error_words
+from mmrepro.traffic.case.model import Case, Operation
+from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.evidence import RequestRecord
+
+
+class Switch(StrEnum):
+    IMAGES = "images"
+    REUSE = "reuse"
+    """Pictures, and beginnings of texts, that were used before."""
+    RELATIVES = "relatives"
+    """Pictures that are nearly another one: other pixels, another layout, another size."""
+    SEVERAL = "several images"
+    OVER = "over-long"
+    EDGES = "edges"
+    """Lengths at a limit, one less and one more."""
+    BLOCKS = "block edges"
+    GROWTH = "growth"
+    """Answers that may grow beyond the KV cache, or up to the context's end."""
+    LEAVE = "leave"
+    STREAM = "stream"
+    N = "n"
+    STOP = "stop"
+    LOGPROBS = "logprobs"
+    PRIORITY = "priority"
+    SALT = "salt"
+    UUID = "uuid"
+    RID = "rid"
+    GRAMMAR = "grammar"
+    SAMPLED = "sampled"
+    COMPLETIONS = "completions"
+    TURNS = "turns"
+    ODD = "odd texts"
+
+
+ODDS: Mapping[Switch, float] = {
+    Switch.IMAGES: 0.8,
+    Switch.REUSE: 0.8,
+    Switch.OVER: 0.7,
+    Switch.STREAM: 0.6,
+    Switch.RELATIVES: 0.4,
+    Switch.UUID: 0.25,
+    Switch.STOP: 0.35,
+    Switch.GRAMMAR: 0.3,
+    Switch.LOGPROBS: 0.35,
+    Switch.ODD: 0.25,
+}
+USUAL_ODDS = 0.45
+LESS = 0.35
+"""By so much a switch is less likely once a fatal failure was found that needs it."""
+LEAST = 0.05
+
+
+def offered(dialect: Dialect, *, pictures: bool) -> list[Switch]:
+    """Those that the engine's API has."""
+    there = {
+        Switch.N: dialect.several,
+        Switch.SALT: dialect.salts,
+        Switch.RID: dialect.rid,
+        Switch.PRIORITY: dialect.priority,
+        Switch.GRAMMAR: dialect.shaped,
+        Switch.LOGPROBS: dialect.logprobs,
+        Switch.COMPLETIONS: dialect.completions,
+        Switch.IMAGES: pictures,
+        Switch.RELATIVES: pictures,
+        Switch.SEVERAL: pictures,
+        Switch.UUID: pictures and dialect.uuids,
+    }
+    return [one for one in Switch if there.get(one, True)]
+
+
+def drawn(random: Random, among: Iterable[Switch], less: Mapping[Switch, float]) -> set[Switch]:
+    """Those of one episode; ``less``: what their odds are multiplied by."""
+    on = set()
+    for one in among:
+        odds = ODDS.get(one, USUAL_ODDS) * less.get(one, 1.0)
+        if random.random() < max(LEAST, odds):
+            on.add(one)
+    if Switch.IMAGES not in on:
+        on -= {Switch.RELATIVES, Switch.SEVERAL, Switch.UUID}
+    return on
+
+
+_BY_PARAMETER = {
+    "n": Switch.N,
+    "stop": Switch.STOP,
+    "stop_token_ids": Switch.STOP,
+    "min_tokens": Switch.STOP,
+    "logprobs": Switch.LOGPROBS,
+    "top_logprobs": Switch.LOGPROBS,
+    "priority": Switch.PRIORITY,
+    "cache_salt": Switch.SALT,
+    "extra_key": Switch.SALT,
+    "rid": Switch.RID,
+    "request_id": Switch.RID,
+    "session_id": Switch.RID,
+    "response_format": Switch.GRAMMAR,
+    "structured_outputs": Switch.GRAMMAR,
+    "regex": Switch.GRAMMAR,
+    "ebnf": Switch.GRAMMAR,
+}
+
+
+def needed_by(case: Case) -> set[Switch]:
+    """What is unusual in the requests of a shrunk case."""
+    return {one for op in case.operations for one in _of(op)}
+
+
+def _of(op: Operation) -> set[Switch]:
+    found = {_BY_PARAMETER[name] for name in op.parameters if name in _BY_PARAMETER}
+    parts = [part for message in op.messages or [] for part in message.parts()]
+    if op.leave:
+        found.add(Switch.LEAVE)
+    if len(op.images) > 1:
+        found.add(Switch.SEVERAL)
+    if any(part.uuid is not None for part in parts):
+        found.add(Switch.UUID)
+    return found
+
+
+# -------------------------------------------------------------------------- what an episode showed
+
+LOG, ANSWER, METRIC, PAIR = "log", "answer", "metric", "pair"
+WORTH = {LOG: 3, ANSWER: 5, METRIC: 2, PAIR: 0}
+"""Of a new one. Pairs of requests are told; there are always new ones."""
+ENOUGH = 3
+"""Worth from which on an episode is changed into others."""
+MOST_LINES, MOST_BYTES = 20_000, 8 << 20
+_COUNTED = re.compile(r"_(?:created|bucket|sum)$")
+
+
+def features(case: Case, played: Played, log: Path) -> set[str]:
+    """Each as its kind and a short text; the same failure gives the same ones. Pure, but for the
+    log."""
+    found = {f"{LOG}:{text}" for text in _templates(log)}
+    sent = sent_of(case, played)
+    shown = [(_kind(one.op), _answer(one.record)) for one in sent]
+    found |= {f"{ANSWER}:{kind}:{answer}" for kind, answer in shown}
+    found |= {f"{METRIC}:{text}" for text in _metrics(played)}
+    labels = [f"{kind}={answer[:12]}" for kind, answer in shown]
+    found |= {f"{PAIR}:{first} {second}" for first, second in pairwise(labels)}
+    kept = set()
+    for text in found:  # as a digest: a log's words may be long, and are somebody's
+        kind, _, rest = text.partition(":")
+        digest = hashlib.blake2b(rest.encode("utf-8", "replace"), digest_size=6)
+        kept.add(f"{kind}:{digest.hexdigest()}")
+    return kept
+
+
+def kinds(found: Iterable[str]) -> dict[str, int]:
+    """How many there are of each kind."""
+    counted: dict[str, int] = {}
+    for text in found:
+        kind = text.partition(":")[0]
+        counted[kind] = counted.get(kind, 0) + 1
+    return counted
+
+
+def worth(new: Iterable[str]) -> int:
+    return sum(WORTH[kind] * number for kind, number in kinds(new).items())
+
+
+def _templates(log: Path) -> Iterator[str]:
+    """Of each line of the log what stays the same whatever its numbers are."""
+    try:
+        with log.open("rb") as file:
+            lines = file.read(MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    for line in dict.fromkeys(lines[:MOST_LINES]):
+        yield normalised(without_prefix(line)[:300])
+
+
+def _kind(op: Operation) -> str:
+    """What is unusual in a request."""
+    parts = [op.path.rpartition("/")[2], "i" * min(3, len(op.images))]
+    parts += ["s"] if op.stream else []
+    parts += ["l"] if op.leave else []
+    return "".join([*parts, *sorted(name[:4] for name in op.parameters if name not in _USUAL)])
+
+
+_USUAL = ("max_tokens", "temperature", "seed", "ignore_eos", "return_token_ids")
+
+
+def _answer(record: RequestRecord) -> str:
+    if record.left:
+        return "left"
+    words = normalised(error_words(record)) if record.error else ""
+    return f"{record.status} {record.finish_reason} {words}"
+
+
+def _metrics(played: Played) -> Iterator[str]:
+    """Metrics that moved, and by how much, roughly."""
+    if played.before is None or played.after is None:
+        return
+    for name, value in played.after.metrics.items():
+        moved = value - played.before.metrics.get(name, 0.0)
+        if moved and not _COUNTED.search(name) and math.isfinite(moved):
+            yield f"{name} {round(math.log2(abs(moved)) / 2)} {moved > 0}"

@@ -1,0 +1,268 @@
+"""Does an answer depend on what its neighbours hold? The same case with other contents beside it.
+
+A batch changes an answer by rounding, whatever is in it. So the control changes nothing but
+content: every neighbour's text and pictures become others of the same length and size, sent at the
+same barriers, and what the target sends, or shares with them, stays. Where the target's answers
+then differ between the two sides, and not within them, content has crossed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, count
+from math import comb
+from pathlib import Path
+
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.search.oracle import near_ties
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.near_ties import Answer, Verdict
+from mmrepro.search.oracle.reference import comparable
+from mmrepro.traffic.capture.texts import common
+from mmrepro.traffic.case.files import pictures
+from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part
+from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.drive import Picture
+
+LEAST_RUNS = 5
+SIGNIFICANCE = 0.01
+MOST_SUSPECTS = 3
+"""Each wants plays of its own."""
+
+
+def crosstalk(
+    case: Case,
+    suspects: Sequence[str],
+    play: Callable[[Case], Played],
+    *,
+    contents: Path | None = None,
+) -> Judged:
+    """Play ``case`` some times as it is, and as often with other neighbours, for each
+    of ``suspects``.
+
+    Args:
+        suspects: operations whose answers are not those of the reference.
+        contents: folder of the case's pictures.
+
+    Raises:
+        UsageError: a picture of the case cannot be read.
+    """
+    tested = list(suspects)[:MOST_SUSPECTS]
+    judged = [
+        Judged(unseen=[f"{id}: whether its neighbours' content matters was not tried."])
+        for id in suspects[MOST_SUSPECTS:]
+    ]
+    each = runs_needed(len(tested))
+    asked = comparable(case)
+    sizes = pictures(case, contents)
+    as_it_is: list[Played] = []
+    for id in tested:
+        swapped = []
+        for number in range(each):  # in turn: what drifts with time drifts on both sides
+            if len(as_it_is) < each:
+                as_it_is.append(play(asked))
+            swapped.append(play(other_neighbours(asked, id, number + 1, sizes)))
+        judged.append(depends(id, as_it_is, swapped, SIGNIFICANCE / len(tested)))
+    return Judged.of(judged)
+
+
+def runs_needed(suspects: int) -> int:
+    """Plays of each side with which the test can be significant for so many suspects at once."""
+    runs = LEAST_RUNS
+    while 2 / comb(2 * runs, runs) >= SIGNIFICANCE / max(suspects, 1):
+        runs += 1
+    return runs
+
+
+def depends(
+    id: str, as_it_is: Sequence[Played], swapped: Sequence[Played], significance: float
+) -> Judged:
+    """What two sides of plays say of the operation ``id``. Pure."""
+    ours, theirs = (list(_answers(id, plays)) for plays in (as_it_is, swapped))
+    if min(len(ours), len(theirs)) < LEAST_RUNS:
+        said = f"{len(ours)} and {len(theirs)} answers, at least {LEAST_RUNS} a side are needed"
+        return Judged(unseen=[f"{id}: whether its neighbours' content matters: {said}."])
+    drifts = [d for one, other in combinations(ours, 2) for d in near_ties.drift(one, other)]
+    bound = near_ties.bound_of(drifts)
+    if bound is None:
+        return Judged(
+            unseen=[f"{id}: its answers differ by noise alone, with the same neighbours."]
+        )
+    everything = [*ours, *theirs]
+    # Without logprobs a near-tie cannot be told, and the two sides say what chance does.
+    differ = (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
+    apart = {
+        (i, j): float(near_ties.compare(everything[i], everything[j], bound).verdict in differ)
+        for i, j in combinations(range(len(everything)), 2)
+    }
+    chance = permutation_test(apart, len(ours), len(everything))
+    if chance >= significance:
+        return Judged(counted={"cross-talk tried: content of neighbours does not matter": 1})
+    between = sum(apart[i, j] for i in range(len(ours)) for j in range(len(ours), len(everything)))
+    share = f"{between:.0f} of {len(ours) * len(theirs)} pairs of answers differ"
+    return Judged.found(
+        FindingClass.CROSS_TALK,
+        "neighbours' content",
+        f"The answer to {id} depends on what other requests hold: with other contents of the same "
+        f"shape beside it {share} ({len(ours)} and {len(theirs)} plays, p = {chance:.2g}).",
+        "The same answer, whatever other requests of the same shape hold.",
+        by=[id],
+    )
+
+
+def permutation_test(apart: dict[tuple[int, int], float], first: int, total: int) -> float:
+    """The chance of two sides that are as far apart, if it does not matter who is on which: exact,
+    over all ways to choose the ``first`` side.
+
+    ``apart``: how far each two are from each other, of 0 to ``total`` - 1; the lower one first.
+    """
+
+    def distance(chosen: frozenset[int]) -> float:
+        sums = [0.0, 0.0, 0.0]
+        for (i, j), far in apart.items():
+            sums[(i in chosen) + (j in chosen)] += far
+        second = total - first
+        within = sums[2] / max(comb(first, 2), 1) + sums[0] / max(comb(second, 2), 1)
+        return 2 * sums[1] / (first * second) - within
+
+    seen = distance(frozenset(range(first)))
+    ways = combinations(range(total), first)
+    as_far = sum(distance(frozenset(chosen)) >= seen - 1e-9 for chosen in ways)
+    return as_far / comb(total, first)
+
+
+def _answers(id: str, plays: Sequence[Played]) -> Iterator[Answer]:
+    for played in plays:
+        record = played.record(id)
+        if record is not None and (record.answered or record.left):
+            yield from near_ties.answers(record)[:1]
+
+
+# ---------------------------------------------------------------------- other neighbours
+
+
+def other_neighbours(case: Case, target: str, seed: int, sizes: dict[str, Picture]) -> Case:
+    """The case with other contents of the same shapes in all operations but ``target``.
+
+    What a neighbour shares with the target stays: the beginning of its prompt as far as it is the
+    target's, and the target's pictures. What neighbours share with each other they still share.
+    """
+    return _Others(case, target, seed, sizes).case()
+
+
+class _Others:
+    def __init__(self, case: Case, target: str, seed: int, sizes: dict[str, Picture]) -> None:
+        self.source, self.seed, self.sizes = case, seed, sizes
+        self.target = case.operation(target)
+        self.ids = sorted(
+            {id for op in case.operations if isinstance(op.prompt, list) for id in op.prompt}
+        )
+        own = {sizes[name].png for name in self.target.images}
+        others = [name for name in case.images if sizes[name].png not in own]
+        # Under names of their own: one of the target's pictures may be made of the old one.
+        free = (name for n in count(1) if (name := f"other-{n}") not in case.images)
+        self.names = dict(zip(others, free, strict=False))
+
+    def case(self) -> Case:
+        operations = [self._other(op) for op in self.source.operations]
+        images = dict(self.source.images)
+        for old, new in self.names.items():  # pictures that were the same still are
+            picture, key = self.sizes[old], str(self.seed).encode()
+            digest = hashlib.blake2b(picture.png, digest_size=4, key=key).digest()
+            size = (max(picture.width, 1), max(picture.height, 1))
+            images[new] = Noise(seed=int.from_bytes(digest, "big"), size=size)
+        made = self.source.model_copy(update={"operations": operations, "images": images})
+        return made.keeping({op.id for op in operations})  # without pictures that nobody needs
+
+    def _other(self, op: Operation) -> Operation:
+        """All of the target's is shared with it, so that it comes out as it was."""
+        changed: dict[str, object] = {}
+        if op.messages is not None:
+            changed["messages"] = self._messages(op.messages)
+        if isinstance(op.prompt, str):
+            own = self.target.prompt if isinstance(self.target.prompt, str) else ""
+            changed["prompt"] = reworded(op.prompt, self.seed, common(op.prompt, own))
+        elif op.prompt is not None:
+            changed["prompt"] = self._numbers(op.prompt)
+        return op.model_copy(update=changed)
+
+    def _messages(self, messages: list[Message]) -> list[Message]:
+        """Texts are other ones from the first place on that is not the target's."""
+        own = [(m.role, part) for m in self.target.messages or [] for part in m.parts()]
+        place, shared, before = 0, True, ""
+        made = []
+        for message in messages:
+            parts = []
+            for part in message.parts():
+                theirs = own[place] if shared and place < len(own) else None
+                here = (message.role, part)
+                place += 1
+                if part.text is not None:
+                    keep = 0
+                    if theirs is not None and theirs[0] == message.role:
+                        keep = common(part.text, theirs[1].text or "")
+                    text = reworded(part.text, self.seed, keep, before)
+                    before += part.text
+                    parts.append(Part(text=text))
+                else:
+                    before += json.dumps(part.model_dump(mode="json"))
+                    image = self.names.get(part.image or "", part.image)
+                    parts.append(part.model_copy(update={"image": image}))
+                shared = shared and here == theirs
+            plain = isinstance(message.content, str)
+            content = (parts[0].text or "") if plain else parts
+            made.append(message.model_copy(update={"content": content}))
+        return made
+
+    def _numbers(self, prompt: list[int]) -> list[int]:
+        own = self.target.prompt if isinstance(self.target.prompt, list) else []
+        keep = common(prompt, own)
+        digest = hashlib.blake2b(str(self.seed).encode())
+        made = []
+        for place, id in enumerate(prompt):
+            digest.update(f"{id} ".encode())
+            chosen = int.from_bytes(digest.copy().digest()[:8], "big") % len(self.ids)
+            made.append(id if place < keep else self.ids[chosen])
+        return made
+
+
+RANGES = (
+    ("a", 26),
+    ("A", 26),
+    ("0", 10),
+    ("\u0430", 32),  # Cyrillic: two bytes, as for all that has two
+    ("\u4e00", 0x5000),  # ideographs: three
+    ("\U0001f300", 0x200),  # pictographs: four
+)
+
+
+def reworded(text: str, seed: int, keep: int, before: str = "") -> str:
+    """Another text with as many bytes in UTF-8, which to the tiny models' tokenizers are tokens.
+
+    Spaces and punctuation stay, as do the first ``keep`` characters. Two texts that begin alike,
+    behind the same ``before``, still do.
+    """
+    digest = hashlib.blake2b(before.encode("utf-8", "replace"), key=str(seed).encode())
+    made = []
+    for place, letter in enumerate(text):
+        digest.update(letter.encode("utf-8", "replace"))
+        first, count = _range(letter)
+        if place < keep or not count:
+            made.append(letter)
+        else:
+            number = int.from_bytes(digest.copy().digest()[:4], "big")
+            made.append(chr(ord(first) + number % count))
+    return "".join(made)
+
+
+def _range(letter: str) -> tuple[str, int]:
+    """Letters that may stand in its place."""
+    if letter.isascii():
+        for first, count in RANGES[:3]:
+            if 0 <= ord(letter) - ord(first) < count:
+                return first, count
+        return letter, 0
+    size = len(letter.encode("utf-8", "replace"))
+    return RANGES[size + 1] if size > 1 else (letter, 0)

@@ -1,0 +1,276 @@
+"""Failures that show themselves: no start, death, a hang, errors of the server, for good or not.
+
+What an engine may do is none of them: it may refuse a request (4xx), say that it is overloaded
+(429, 503), have no such endpoint (404, 405, 501), or lose a client that went away by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+
+from mmrepro.engines import Engine
+from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.failure.signature.answers import grade
+from mmrepro.probes.data import StacksData
+from mmrepro.run.play.observing import CANARY_AFTER, CANARY_BEFORE
+from mmrepro.search.oracle.judged import (
+    Judged,
+    Sent,
+    hang_bucket,
+    hang_path,
+    loud_bucket,
+    normalised,
+    sent_of,
+    sighting,
+)
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.evidence import RequestRecord
+
+OVERLOADED = (429, 503)
+NO_SUCH = (404, 405, 501)
+INVALID = (400, 413, 422)
+_PORT = re.compile(r"address already in use", re.IGNORECASE)
+_DEAD = re.compile(
+    r"EngineDead|engine is dead|engine ?core|connection|peer closed|disconnect|"
+    r"ReadError|WriteError",
+    re.IGNORECASE,
+)
+"""How an answer reads that was on its way when the engine died: the death is told by itself."""
+_OPAQUE = re.compile(r"internal server error|internal error|no words", re.IGNORECASE)
+GRAMMARS = (
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "regex", "ebnf", "json_schema"),
+)
+"""Parameters with which an answer follows a grammar, and ends where that does."""
+OWN_WORDS = ("the stream ended without [DONE]", "not a chat completion", "a broken stream")
+"""Errors that our client words: broken forms, which the protocol's oracle judges."""
+
+
+def start_failure(played: Played, engine: Engine) -> Judged:
+    """The server did not become ready."""
+    if played.state is not PlayState.START_FAILED:
+        return Judged()
+    if any(_PORT.search(cause) for cause in played.causes):
+        return Judged(unseen=["The server found its port taken: its start says nothing."])
+    kind = FindingClass.START_FAILURE
+    return Judged.found(
+        kind,
+        loud_bucket(engine.name, kind, played.causes, played.frames, played.said),
+        _because("The server did not start", played),
+        "It starts, or refuses its options in a sentence.",
+    )
+
+
+def death(case: Case, played: Played, engine: Engine) -> Judged:
+    """The server ended by itself."""
+    if played.state is not PlayState.DIED:
+        return Judged()
+    # Operations that were on their way when the server died.
+    sent = (one for one in sent_of(case, played) if not one.record.left)
+    lost = [one.op.id for one in sent if _DEAD.search(_failure(one.record))]
+    kind = FindingClass.DEATH
+    ended = _ended(played.exit_code)
+    return Judged.found(
+        kind,
+        loud_bucket(engine.name, kind, played.causes, played.frames, ended),
+        _because(f"The server ended by itself ({ended})", played),
+        "It goes on, whatever is sent.",
+        by=played.stuck or lost,
+    )
+
+
+def hang(played: Played, engine: Engine) -> Judged:
+    """A request has no answer, and nothing moves."""
+    if played.state is not PlayState.HUNG:
+        return Judged()
+    looks = [
+        sample
+        for _, data in played.evidence.results(StacksData, "check", "trigger")
+        for sample in data.samples
+    ]
+    path = hang_path(played.stack, looks, engine.name, engine.idle_loops)
+    where = f", inside {path[-1]}" if path else ""
+    waiting = f"{len(played.stuck)} request{'s' if len(played.stuck) != 1 else ''}"
+    deadline = f" after {played.deadline_s:.0f} s" if played.deadline_s else ""
+    found = sighting(
+        FindingClass.HANG,
+        hang_bucket(engine.name, path),
+        f"{waiting} had no answer{deadline}, and nothing moved{where}.",
+        "Every request gets an answer.",
+        by=played.stuck,
+    )
+    unseen = [] if path else ["No stack shows where it hangs: hangs are not told apart."]
+    return Judged(sightings=[found], unseen=unseen)
+
+
+def failing(case: Case, played: Played, engine: Engine) -> Judged:
+    """The canary, answered before the traffic, fails after it, on a server that lives."""
+    after = _failed_canary(played)
+    if after is None:
+        return Judged()
+    lost = _failed_for_good(case, played)
+    kind = FindingClass.FAILING
+    since = f", as the {len(lost)} requests before it were" if len(lost) > 1 else ""
+    cause = f": {played.causes[0][:200]}" if played.causes else ""
+    return Judged.found(
+        kind,
+        loud_bucket(engine.name, kind, played.causes, played.frames, _failure(after)),
+        f"The canary was answered before the traffic, and after it {_told(after)}{since}{cause}",
+        "What was answered once is answered again.",
+        by=[one.op.id for one in lost],
+    )
+
+
+def _failed_canary(played: Played) -> RequestRecord | None:
+    """The canary after the traffic, if it failed and the one before it was answered."""
+    before, after = played.record(CANARY_BEFORE), played.record(CANARY_AFTER)
+    if played.state is not PlayState.ENDED or before is None or after is None:
+        return None
+    failed = not after.timed_out and not _no_failure(after) and bool(_failure(after))
+    return after if before.answered and failed else None
+
+
+def _failed_for_good(case: Case, played: Played) -> list[Sent]:
+    """The last requests, all of which failed: those that ended after the last one that did not."""
+    sent = [one for one in sent_of(case, played) if not one.record.left]
+    sound = [one.end for one in sent if _no_failure(one.record) or not _failure(one.record)]
+    return [one for one in sent if one.end > max(sound, default=0.0)]
+
+
+def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
+    """Answers of 500 and above, and connections that a living server broke."""
+    found: dict[str, list[Sent]] = {}
+    counted: Counter[str] = Counter()
+    lost: list[str] = []
+    if _failed_canary(played):
+        lost = [one.op.id for one in _failed_for_good(case, played)]
+    for one in sent_of(case, played):
+        record = one.record
+        if record.left or record.timed_out:
+            continue
+        if what := _no_failure(record):
+            counted[what] += 1
+        elif words := _failure(record):
+            if played.state is PlayState.DIED and _DEAD.search(words):
+                counted["answers lost when the server died"] += 1
+            elif one.op.id in lost:
+                counted["answers lost since the server fails every request"] += 1
+            else:
+                found.setdefault(_bucket(engine, one, words), []).append(one)
+    return Judged(sightings=list(_sightings(found)), counted=dict(counted))
+
+
+def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
+    for bucket, sent in found.items():
+        first = sent[0].record
+        more = f", and {len(sent) - 1} more" if len(sent) > 1 else ""
+        yield sighting(
+            FindingClass.SERVER_ERROR,
+            bucket,
+            f"{sent[0].op.id}{more}: {_told(first)}.",
+            "An answer, or a refusal that says what is wrong with the request.",
+            by=[one.op.id for one in sent],
+        )
+
+
+def _bucket(engine: Engine, one: Sent, words: str) -> str:
+    """Of the answer alone: which exception of the log belongs to it is not known. A stream tells
+    the status inside. Where it says nothing, a request with a grammar fails for something else
+    than one without."""
+    status = error_code(one.record) or one.record.status or "no answer"
+    if _OPAQUE.search(words) and any(one.parameter(name) for name in GRAMMARS):
+        words += ", with a grammar"
+    return "/".join([engine.name, str(FindingClass.SERVER_ERROR), str(status), words])
+
+
+def _told(record: RequestRecord) -> str:
+    if record.status == 200 and not record.error:
+        return f"HTTP 200 with finish reason {record.finish_reason!r}: {record.text[:120]!r}"
+    return f"HTTP {record.reply}" if record.status else record.error[:160]
+
+
+def _no_failure(record: RequestRecord) -> str:
+    """What an answer is that is neither a completion nor a failure; "": it is one of the two."""
+    if record.status in OVERLOADED:
+        return f"answers of {record.status}: overloaded"
+    if record.status in NO_SUCH:
+        return f"answers of {record.status}: no such endpoint"
+    if record.status is not None and 400 <= record.status < 500:
+        return "requests refused"
+    code = error_code(record)
+    if record.error and code is not None and code < 500:
+        return "requests refused"
+    if record.finish_reason in ("error", "abort") and grade(record).explained:
+        return "requests refused"
+    return ""
+
+
+def _failure(record: RequestRecord) -> str:
+    """The normalised words of a server's failure; "": it is none."""
+    if record.error:
+        if record.error.startswith(OWN_WORDS):
+            return ""
+        return normalised(error_words(record)) or "no words"
+    if record.status is not None and record.status >= 500:
+        return "no words"
+    if record.finish_reason in ("error", "abort"):
+        return f"finish reason {record.finish_reason}"
+    return ""
+
+
+def error_object(record: RequestRecord) -> dict[str, object] | None:
+    """The error that a server words as JSON: ``{"error": {…}}`` or the object by itself."""
+    try:
+        body = json.loads(record.error)
+    except ValueError:
+        try:  # inside a stream our client has it as Python writes it
+            body = ast.literal_eval(record.error)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+    if not isinstance(body, dict):
+        return None
+    inner = body.get("error")
+    return inner if isinstance(inner, dict) else body
+
+
+def error_code(record: RequestRecord) -> int | None:
+    """The status that an error inside a stream names."""
+    error = error_object(record) or {}
+    code = error.get("code")
+    if isinstance(code, int) and not isinstance(code, bool):
+        return code
+    kind = str(error.get("type", ""))
+    return 400 if re.search(r"BadRequest|invalid_request|NotFound", kind) else None
+
+
+def error_words(record: RequestRecord) -> str:
+    """What it says, without the JSON around it; of a broken connection, how."""
+    error = error_object(record)
+    if error is None:
+        named = re.search(r"""['"]message['"]:\s*(['"])(.+?)\1\s*[,}]""", record.error)
+        return named[2] if named else record.error
+    message = error.get("message") or error.get("detail") or error.get("error") or ""
+    kind = str(error.get("type") or "")
+    return f"{kind}: {message}" if kind else str(message)
+
+
+def _because(what: str, played: Played) -> str:
+    cause = played.causes[0][:200] if played.causes else played.said
+    return f"{what}: {cause}" if cause else f"{what}."
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "no exit code"
+    if code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"

@@ -1,0 +1,298 @@
+"""Two greedy answers to one request: the same, parted at a near-tie, or different.
+
+Greedy decoding takes the likeliest token, so the least rounding error turns a near-tie round, and
+the rest of the answer with it. What a batch, a chunk or another number format does to an answer is
+told from a wrong one by how far the odds of the two tokens moved between the two plays: noise moves
+the odds at the place where the answers part as little as at all the places before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import quantiles
+
+from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
+from mmrepro.traffic.reading import MAX_LOGPROBS, TEXT_LIMIT
+
+FLOOR_ROUNDED = 0.25
+"""Nats. bfloat16 keeps eight significant bits: between 8 and 16 two neighbouring logits are 1/16
+apart, and each of the two tokens' logits may be off by a step or two in either play."""
+FLOOR_EXACT = 0.002
+"""Nats; float32 on both sides: sums of some hundred products in another order."""
+TAIL, TIMES = 99, 3.0
+"""The bound is so many times that percentile of what is seen where the answers agree."""
+LEAST_SEEN = 50
+"""Readings of the odds that a percentile wants."""
+CEILING = 2.0
+"""Nats. Where that much is noise (odds moved sevenfold), answers are not worth comparing."""
+HIDDEN = ("", "\ufffd")
+"""Bytes of a character that is not whole: other tokens are spelled the same."""
+WINDOW = 4
+"""Tokens before and behind a place that was found by text alone: a character has up to four."""
+
+
+class Verdict(StrEnum):
+    SAME = "same"
+    NEAR_TIE = "near-tie"
+    DIFFERS = "differs"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of an answer, and the likeliest ones in its place, itself among them or not.
+
+    ``id``: its number; None: the server does not tell it.
+    """
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+    id: int | None = None
+
+    def like(self, other: Token) -> bool:
+        """The same token, as far as it can be told."""
+        told = self.id is not None and other.id is not None
+        return self.id == other.id if told else self.text == other.text
+
+    @property
+    def others(self) -> list[tuple[str, float]]:
+        """The likeliest ones but itself."""
+        others = list(self.top)
+        if (self.text, self.logprob) in others:
+            others.remove((self.text, self.logprob))
+        return others
+
+    def odds(self, other: Token) -> float | None:
+        """How much likelier it is than ``other``, as a logarithm. Of one that is not among the
+        likeliest: at least that; None: it cannot be told."""
+        if not self.others or other.hidden:
+            return None
+        told = [logprob for text, logprob in self.others if text == other.text]
+        return self.logprob - max(told or [min(logprob for _, logprob in self.others)])
+
+    @property
+    def lead(self) -> float | None:
+        """Over the likeliest other token; None: it cannot be told.
+
+        Of tokens that are spelled alike SGLang tells the last one only, in the place of all.
+        """
+        if self.hidden and (self.text, self.logprob) not in self.top:
+            return None
+        return self.logprob - max(p for _, p in self.others) if self.others else None
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it may be another one that is spelled alike."""
+        return self.id is None and self.text in HIDDEN
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one choice of an answer holds. ``whole``: its end was seen, and nothing was cut off."""
+
+    text: str
+    tokens: tuple[Token, ...] = ()
+    whole: bool = True
+
+    @classmethod
+    def of(cls, choice: ChoiceSeen, *, whole: bool = True) -> Answer:
+        count = len(choice.tokens)
+        top = [*choice.top, *([[]] * (count - len(choice.top)))]
+        ids = choice.token_ids if len(choice.token_ids) == count else [None] * count
+        seen = zip(choice.tokens, choice.logprobs, top, ids, strict=False)
+        tokens = tuple(Token(text, logprob, tuple(t), id) for text, logprob, t, id in seen)
+        return cls(choice.text, tokens, whole)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two answers beside each other.
+
+    Attributes:
+        alike: tokens (without logprobs: characters) before the first difference.
+        moved: nats by which the odds of the two tokens moved there; None: it cannot be told.
+    """
+
+    verdict: Verdict
+    alike: int = 0
+    moved: float | None = None
+    said: str = ""
+
+
+def answers(record: RequestRecord) -> list[Answer]:
+    """The choices of ``record``, in order; [] if there is none."""
+    return [
+        Answer.of(
+            choice,
+            whole=record.answered
+            and len(choice.text) < TEXT_LIMIT
+            and len(choice.tokens) < MAX_LOGPROBS,
+        )
+        for choice in record.choices
+    ]
+
+
+def drift(one: Answer, other: Answer) -> Iterator[float]:
+    """How far the odds of any two tokens moved from ``one`` to ``other``, where they agree."""
+    for a, b in zip(one.tokens, other.tokens, strict=False):
+        if not a.like(b):
+            return
+        there = _unique(b.others)
+        for text, logprob in _unique(a.others).items():
+            if text in there:
+                yield abs((a.logprob - logprob) - (b.logprob - there[text]))
+
+
+def bound_of(drifts: Iterable[float], *, exact: bool = False) -> float | None:
+    """Nats below which odds that moved are noise; None: the noise drowns everything.
+
+    Args:
+        drifts: of many pairs of answers, see ``drift``.
+        exact: both plays ran in float32.
+    """
+    floor = FLOOR_EXACT if exact else FLOOR_ROUNDED
+    seen = list(drifts)
+    if len(seen) < LEAST_SEEN:
+        return floor
+    bound = max(floor, TIMES * quantiles(seen, n=100)[TAIL - 1])
+    return bound if bound < CEILING else None
+
+
+def compare(
+    one: Answer, other: Answer, bound: float, *, exact: bool = False, shaped: bool = False
+) -> Compared:
+    """``one`` against ``other``, which is what it should be.
+
+    Args:
+        bound: nats; see ``bound_of``.
+        exact: the engine's answers do not depend on how they were computed, so that a difference
+            counts without logprobs too.
+        shaped: penalties, biases or a grammar had their say: the likeliest token need not have been
+            taken.
+    """
+    place = _parting(one, other)
+    if place is not None:
+        return _judged(one, other, place, bound, shaped)
+    if _same_text(one, other):
+        return Compared(Verdict.SAME, len(one.tokens) or len(one.text))
+    return _by_text(one, other, bound, exact)
+
+
+def _parting(one: Answer, other: Answer) -> int | None:
+    """The first place with different tokens; None: there is none in what both tell."""
+    for place, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)):
+        if not a.like(b):
+            return place
+    short, long = sorted((one, other), key=lambda answer: len(answer.tokens))
+    if short.tokens and short.whole and len(short.tokens) < len(long.tokens):
+        return len(short.tokens) if not _same_text(one, other) else None
+    return None
+
+
+def _same_text(one: Answer, other: Answer) -> bool:
+    if one.whole and other.whole:
+        return one.text == other.text
+    short, long = sorted((one, other), key=lambda answer: answer.whole)
+    return long.text.startswith(short.text)
+
+
+def _judged(one: Answer, other: Answer, place: int, bound: float, shaped: bool) -> Compared:
+    """Two answers whose tokens part at ``place``."""
+    before = zip(one.tokens[:place], other.tokens[:place], strict=True)
+    for earlier, pair in enumerate(before):
+        if why := _parted_unseen(pair, bound, shaped):
+            return Compared(Verdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}")
+    a = one.tokens[place] if place < len(one.tokens) else None
+    b = other.tokens[place] if place < len(other.tokens) else None
+    moved = _moved(a, b, shaped)
+    said = f"token {place + 1}: {_named(a)} against {_named(b)}"
+    if moved is None:
+        return Compared(Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs")
+    said += f"; the odds moved by {moved:.3f} nats, noise is below {bound:.3f}"
+    verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
+    return Compared(verdict, place, moved, said)
+
+
+def _parted_unseen(pair: tuple[Token, Token], bound: float, shaped: bool) -> str:
+    """Why the answers may have parted at two tokens that look alike; "": they have not."""
+    leads = [token.lead for token in pair if token.lead is not None]
+    if any(token.hidden for token in pair) and (len(leads) < len(pair) or min(leads) < bound):
+        return "is part of a character, and may be another one"
+    if not shaped and leads and -bound < min(leads) < 0 <= max(leads):
+        return "is not the likeliest in one of the plays"  # what follows may be about the other
+    return ""
+
+
+def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
+    """How far the odds moved, as far as at least one of the plays tells it.
+
+    Where a play says that it did not take the likeliest token, what counts is how much likelier the
+    other one was: then it is the choice that is odd, not the odds.
+    """
+    if a is not None and b is not None:
+        told = [a.odds(b), b.odds(a)]
+    else:  # one of them ended there, by a token that need not be shown
+        token = a or b
+        told = [token.lead if token else None]
+    known = [odds for odds in told if odds is not None]
+    if not known:
+        return None
+    return abs(sum(known)) if shaped or min(known) >= 0 else max(map(abs, known))
+
+
+def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:
+    """Texts that part, of which at most one comes with tokens that tell where."""
+    pairs = zip(one.text, other.text, strict=False)
+    alike = next(
+        (at for at, (a, b) in enumerate(pairs) if a != b), min(len(one.text), len(other.text))
+    )
+    said = f"after {alike} characters: {_cut(one.text, alike)} against {_cut(other.text, alike)}"
+    told = other if other.tokens else one
+    leads = list(_leads(told, alike))
+    if leads:
+        moved = min(leads)
+        verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
+        said += f"; the token there led by {moved:.3f} nats, noise is below {bound:.3f}"
+        return Compared(verdict, alike, moved, said)
+    if exact:
+        return Compared(Verdict.DIFFERS, alike, None, said)
+    return Compared(Verdict.NOT_COMPARABLE, alike, None, f"{said}, without logprobs")
+
+
+def _leads(answer: Answer, alike: int) -> Iterator[float]:
+    """What led by how much around the character ``alike``: of all tokens that may stand there."""
+    at, first, last = 0, 0, len(answer.tokens) - 1
+    for place, token in enumerate(answer.tokens):
+        if answer.text.startswith(token.text, at):
+            at += len(token.text)
+        if at <= alike:
+            first = place
+        else:
+            last = place
+            break
+    for token in answer.tokens[max(0, first - WINDOW) : last + WINDOW + 1]:
+        if token.lead is not None:
+            yield token.lead
+
+
+def _unique(top: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Without tokens that are spelled alike, or may be: SGLang tells one of those only."""
+    texts = [text for text, _ in top]
+    return {t: logprob for t, logprob in top if texts.count(t) == 1 and t not in HIDDEN}
+
+
+def _named(token: Token | None) -> str:
+    if token is None:
+        return "the end"
+    return (
+        f"token number {token.id}"
+        if token.text in HIDDEN and token.id is not None
+        else repr(token.text)
+    )
+
+
+def _cut(text: str, at: int) -> str:
+    return repr(text[at : at + 24]) if at < len(text) else "the end"

@@ -1,0 +1,222 @@
+"""The reference: the same requests to the same release, each alone, with nothing remembered.
+
+One request after another, one sequence at a time, prefix, multimodal and encoder caches off, no
+chunked prefill, ``float32`` where the engine has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mmrepro.engines import Engine
+from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operation, ServerWanted
+from packaging.version import Version
+
+TOP_LOGPROBS = 5
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What makes an engine's server plain.
+
+    Attributes:
+        args: options that come last, and so win; ``{tokens}``: the longest prompt and answer.
+        flags: options that are taken away: how many values follow each.
+        env: variables.
+        cannot: sentences on what it has no switch for.
+    """
+
+    args: tuple[str, ...]
+    flags: tuple[tuple[str, int], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    cannot: tuple[str, ...] = ()
+    tells_ids: bool = False
+    """Tokens' numbers come with an answer if its request says ``return_token_ids``."""
+    logprobs: tuple[str, ...] = ()
+    """Options without which logprobs are refused."""
+    logprobs_since: str = "0"
+    """Releases before it are not asked for logprobs: what they take was not tried."""
+    streams_mislead: bool = False
+    """Its streams tell the logprobs of some tokens twice and of others never: they are not used,
+    and what is compared does not stream, but where somebody waits for a piece."""
+    exact: bool = False
+    """A greedy answer of a float32 server does not depend on the batch, and no request can ask for
+    logprobs."""
+
+
+PLAIN = {
+    # The encoder cache has no switch. Without both others a picture gets a name of its own in each
+    # request, so that it never finds one (v1/engine/processor.py:_maybe_build_mm_uuids of 0.11.0).
+    "vllm": Plain(
+        args=(
+            *("--no-enable-prefix-caching", "--mm-processor-cache-gb=0", "--max-num-seqs=1"),
+            *("--no-enable-chunked-prefill", "--max-num-batched-tokens={tokens}"),
+            "--dtype=float32",
+        ),
+        flags=(("--max-num-partial-prefills", 1), ("--max-long-partial-prefills", 1)),
+        tells_ids=True,
+    ),
+    "sglang": Plain(
+        args=(
+            *("--disable-radix-cache", "--max-running-requests=1", "--chunked-prefill-size=-1"),
+            "--dtype=float32",
+        ),
+        flags=(("--enable-hierarchical-cache", 0), ("--enable-mixed-chunk", 0)),
+        env=(("SGLANG_VLM_CACHE_SIZE_MB", "0"),),
+        # Two tokens in one piece of a stream are told with the likeliest ones of the first, and a
+        # piece without text is left out with its tokens: 21 of 33, and others in the next play
+        # (0.5.6; sglang#39260: _process_logprobs_tokens of entrypoints/openai/serving_chat.py).
+        streams_mislead=True,
+    ),
+    "lmdeploy": Plain(
+        args=("--max-batch-size=1", "--max-prefill-token-num={tokens}"),
+        flags=(("--enable-prefix-caching", 0),),
+        logprobs=("--logprobs-mode=raw_logprobs",),
+        logprobs_since="0.18.0",
+        cannot=(
+            "LMDeploy has no float32: its reference rounds as the server that was played; releases "
+            "before 0.18.0 are not asked for logprobs: answers that differ are not judged.",
+        ),
+    ),
+    "minivllm": Plain(
+        args=(
+            *("--no-prefix-caching", "--mm-cache-tokens=0", "--max-num-seqs=1"),
+            *("--max-batched-tokens={tokens}", "--dtype=float32"),
+        ),
+        exact=True,
+    ),
+}
+CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
+LEAST_TOKENS = 2048
+"""Tokens of a step, at least: some releases refuse fewer."""
+
+
+def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> Case:
+    """The case whose attempt is the reference for ``case``.
+
+    Args:
+        own_format: it computes in the server's own number format, and not in ``float32``.
+
+    Raises KeyError: there is no plain form of that engine's server.
+    """
+    plain = PLAIN[engine.name]
+    tokens = max(case.server.max_model_len, LEAST_TOKENS)
+    asked = comparable(case)
+    args = _without(asked.server.args, plain.flags)
+    args += [
+        arg.format(tokens=tokens)
+        for arg in plain.args
+        if not (own_format and arg.startswith("--dtype="))
+    ]
+    server = case.server.model_copy(
+        update={
+            "args": args,
+            "env": {**case.server.env, **dict(plain.env)},
+        }
+    )
+    operations: list[Operation] = []
+    for op in asked.operations:
+        after = [f"{operations[-1].id}.end"] if operations else []
+        stream = op.stream and not plain.streams_mislead
+        update = {"after": after, "leave": "", "at_s": None, "stream": stream}
+        operations.append(op.model_copy(update=update))
+    return asked.model_copy(update={"server": server, "operations": operations})
+
+
+def reference_limits(engine: Engine) -> list[str]:
+    """Sentences on what the engine's reference cannot be."""
+    if engine.name not in PLAIN:
+        return [f"There is no reference for {engine.name}: answers were not compared."]
+    return list(PLAIN[engine.name].cannot)
+
+
+def comparable(case: Case) -> Case:
+    """The case as its answers can be compared: greedy, since others follow from chance as well, and
+    with logprobs, without which a near-tie cannot be told from an error.
+
+    It changes what the sampler computes, so it is for the plays that are compared only: a loud
+    failure is looked for, and shrunk, with the case as it is.
+    """
+    plain = PLAIN.get(case.server.engine, Plain(args=()))
+    told = not plain.exact and Version(case.server.release) >= Version(plain.logprobs_since)
+    awaited = _awaited(case) if plain.streams_mislead else {op.id for op in case.operations}
+    operations = []
+    for op in case.operations:
+        asked = _greedily(op) | (_asking_logprobs(op, plain) if told else {})
+        stream = op.stream and op.id in awaited
+        operations.append(op.model_copy(update={"parameters": asked, "stream": stream}))
+    args = [*case.server.args, *(plain.logprobs if told else ())]
+    server = case.server.model_copy(update={"args": args})
+    return case.model_copy(update={"server": server, "operations": operations})
+
+
+def _awaited(case: Case) -> set[str]:
+    """Operations of whose answer the client, or another request, waits for a piece."""
+    waits = (Barrier.parse(wait) for op in case.operations for wait in op.after)
+    pieces = {wait.op for wait in waits if wait.event in ("first-token", "tokens")}
+    return pieces | {op.id for op in case.operations if op.leave}
+
+
+def _greedily(op: Operation) -> dict[str, Any]:
+    """Its parameters, without chance; several choices stay as they are, being no greedy ones."""
+    asked = dict(op.parameters)
+    several = {asked.get("n"), asked.get("best_of")} - {None, 1}
+    if greedy(op) or several or asked.get("use_beam_search") or op.path not in (CHAT, COMPLETIONS):
+        return asked
+    return {name: asked[name] for name in asked if name not in CHANCE} | {"temperature": 0}
+
+
+def _asking_logprobs(op: Operation, plain: Plain) -> dict[str, Any]:
+    given = op.parameters.get("top_logprobs" if op.path == CHAT else "logprobs")
+    top = max(given if isinstance(given, int) else 0, TOP_LOGPROBS)
+    told = {"return_token_ids": True} if plain.tells_ids else {}
+    if op.path == CHAT:
+        return {"logprobs": True, "top_logprobs": top, **told}
+    return {"logprobs": top, **told} if op.path == COMPLETIONS else {}
+
+
+def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
+    """``args`` without those flags, however they are spelled."""
+    values = dict(flags)
+    kept: list[str] = []
+    skip = 0
+    for arg in args:
+        name, equals, _ = arg.partition("=")
+        if skip:
+            skip -= 1
+        elif name in values:
+            skip = 0 if equals else values[name]
+        else:
+            kept.append(arg)
+    return kept
+
+
+def greedy(op: Operation) -> bool:
+    """Whether its answer follows from its prompt alone."""
+    said = op.parameters
+    return not said.get("use_beam_search") and (
+        said.get("temperature") == 0 or said.get("top_k") == 1
+    )
+
+
+def has_own_format(case: Case) -> bool:
+    """Whether the reference computes in another number format than the case's server."""
+    plain = PLAIN.get(case.server.engine)
+    formats = plain is not None and any(arg.startswith("--dtype=") for arg in plain.args)
+    return formats and rounds(case.server)
+
+
+def rounds(server: ServerWanted) -> bool:
+    """Whether the server that is played computes in a shorter format than float32, as far as its
+    options tell."""
+    given = [*server.args, ""]
+    told = [
+        arg.partition("=")[2] or given[place + 1]
+        for place, arg in enumerate(server.args)
+        if arg.partition("=")[0] == "--dtype"
+    ]
+    plain = PLAIN.get(server.engine)
+    if not told or told[-1] == "auto":
+        return plain is None or not plain.exact
+    return told[-1] not in ("float32", "float")

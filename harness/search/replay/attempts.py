@@ -1,0 +1,524 @@
+"""Attempts at a case, each on a fresh server: what a place runs, and those of one replay, counted.
+
+Whatever is decided is decided in the line of work that asked: judging may ask for more attempts.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
+from mmrepro.base.machine.journal import JournalKind
+from mmrepro.base.records import Record
+from mmrepro.campaign.campaign import State
+from mmrepro.campaign.events import Found, RunEnded
+from mmrepro.campaign.search import Search, Spent
+from mmrepro.campaign.work import Began, Here, Order, Working
+from mmrepro.engines import get_engine, spec_for
+from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.failure.documents.folder import new_folder
+from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
+from mmrepro.run.judge import Deadlines
+from mmrepro.run.play.players import PlayOptions, Servers
+from mmrepro.search.oracle.judge import judge
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.replay.known import diagnosed, named
+from mmrepro.search.replay.options import ServerCommand
+from mmrepro.search.replay.silent import Silent
+from mmrepro.search.replay.store import (
+    PLAYS_DIR,
+    Key,
+    LiveLook,
+    Named,
+    Observation,
+    ReplayFolder,
+    Wanted,
+    observation_of,
+)
+from mmrepro.traffic.case.files import case_digest, read_contents, write_case
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import Played
+
+if TYPE_CHECKING:
+    from mmrepro.run.play.player import Player
+
+ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
+    State.COMPLETE: "complete",
+    State.OUT_OF_TIME: "complete",
+    State.INTERRUPTED: "interrupted",
+    State.FAILED: "failed",
+}
+"""The state of a campaign, as its document has it."""
+ATTEMPTS = 2
+"""Of what told nothing of the engine."""
+LookAt = Callable[[str, int, Path], LiveLook]
+"""Looks at a server that still lives, by its address, first process and log. Can be pickled."""
+DocumentT = TypeVar("DocumentT")
+
+
+class CaseResult(Record):
+    """What came of an attempt.
+
+    Attributes:
+        played: None: of deadlines.
+        looked: what a look at the living server told.
+        seconds: with all that was around it.
+        error: infrastructure: why an attempt before it counts for nothing.
+        place: folder of its files, below the campaign's.
+    """
+
+    id: str
+    played: Played | None = None
+    looked: LiveLook = LiveLook()
+    deadlines: Deadlines | None = None
+    seconds: float = 0.0
+    error: str = ""
+    place: str = ""
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class CaseRun:
+    """The order of one attempt at a case.
+
+    Attributes:
+        id: names the attempt within the campaign.
+        what: the same for people.
+        servers: of all attempts of the campaign.
+        place: folder for its files, below the campaign's.
+        case: None: deadlines are measured, on a server of its own.
+        contents: folder of its images; they are taken along to another machine.
+        look: at the server before it is stopped, if it still lives.
+    """
+
+    id: str
+    what: str
+    servers: Servers
+    place: str = ""
+    case: Case | None = None
+    contents: Path | None = None
+    options: PlayOptions = field(default_factory=PlayOptions)
+    look: LookAt | None = None
+    images: dict[str, bytes] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        images = self.images
+        if self.case is not None and images is None:
+            images = read_contents(self.case, self.contents)
+        return {**self.__dict__, "contents": None, "images": images}
+
+    @property
+    def began(self) -> Began:
+        return Began(self.id, 1, what=self.what)
+
+    @property
+    def name(self) -> str:
+        server = self.servers.wanted
+        return f"{server.engine} {server.release}"
+
+    @property
+    def device(self) -> str:
+        return self.environment.device
+
+    @property
+    def environment(self) -> EnvironmentSpec:
+        return spec_for(self.servers.wanted.engine, self.servers.wanted.release)
+
+    @property
+    def campaign(self) -> str:
+        return self.servers.wanted.engine
+
+    def expect(self, here: Here) -> None:
+        """Nothing: an environment is built when its first server is wanted."""
+
+    def folder(self, began: Began) -> Path:
+        return Path(self.place)
+
+    def files(self, result: Record) -> str:
+        assert isinstance(result, CaseResult)
+        return result.place
+
+    def not_carried(self, result: Record, why: str) -> Record:
+        """Without its log nothing can be judged."""
+        raise InfrastructureError(why)
+
+    def carry_out(self, here: Here, root: Path) -> Working:
+        yield self.began
+        made = CaseResult(id=self.id, place=self.place, machine=here.machine)
+        player, began = here.players.of(self.servers, root), time.monotonic()
+        if self.case is None:
+            made.deadlines = player.calibrate()
+        else:
+            contents = self.contents
+            if self.images is not None:
+                contents = write_case(self.case, root / "case", self.images).parent
+            made.played = self._attempted(self.case, contents, player, root / self.place, made)
+        made.seconds = round(time.monotonic() - began, 2)
+        yield made
+
+    def _attempted(
+        self, case: Case, contents: Path | None, player: Player, folder: Path, made: CaseResult
+    ) -> Played:
+        """In ``folder``, which is emptied before; what told nothing of the engine is tried again.
+        Raises as the player does."""
+
+        def on_look(url: str, pid: int, log: Path) -> None:
+            assert self.look is not None
+            made.looked = self.look(url, pid, log)
+
+        look = None if self.look is None else on_look
+        for _ in range(ATTEMPTS):
+            shutil.rmtree(folder, ignore_errors=True)  # killed in the middle, or failed
+            try:
+                return player.play(case, contents, self.options, folder, on_look=look)
+            except InfrastructureError as error:
+                made.error, last = error.message, error
+        raise last
+
+
+class CaseSearch(Search[DocumentT, CaseResult]):
+    """A search whose runs are attempts at cases.
+
+    Attributes:
+        servers: how all of them are started.
+        blind: nothing is named.
+    """
+
+    folder: Path
+
+    def __init__(self, options: ServerCommand, *, blind: bool = False) -> None:
+        super().__init__()
+        self.servers = Servers(options.server, options.start_mode, options.timeout_s)
+        self.options, self.blind = options, blind
+        self._orders: dict[str, CaseRun] = {}
+
+    @property
+    def resume_command(self) -> str:
+        """Goes on in the same folder; nothing that has ended is made again."""
+        return self.options.command_line(out=None, resume=self.folder)
+
+    def place(self, journal: JournalKind, root: str) -> Path:
+        """The campaign's folder: that of --resume, that of --out, or a new one below ``root``.
+        Raises UsageError: there is nothing to go on with; UnwritableOutput: --out already holds
+        such a campaign."""
+        options, server = self.options, self.options.server
+        if options.resume is not None:
+            if not journal.is_in(options.resume):
+                raise UsageError(
+                    f"{options.resume} holds no {journal.what} to go on with.",
+                    hint=f"without --resume: {options.command_line()}",
+                )
+            return options.resume.resolve()
+        if options.out is None:
+            return new_folder(root, server.engine, server.release)
+        if journal.is_in(options.out):
+            raise UnwritableOutput(
+                f"{options.out} already holds a {journal.what}.",
+                hint=f"--resume {options.out} goes on with it; or choose another --out",
+            )
+        return options.out
+
+    # ------------------------------------------------------------------ within a line of work
+
+    @property
+    def at_once(self) -> int:
+        """Attempts that may be made beside each other."""
+        return max(1, len(self.campaign.places.there()))
+
+    def attempt(self, order: CaseRun) -> CaseResult:
+        """What came of it."""
+        self._orders[order.id] = order
+        made = self.result(order.began)
+        del self.done[made.id, 1], self._orders[made.id]
+        return made
+
+    def judged(self, case: Case, played: Played) -> Judged:
+        """What is wrong with it by itself."""
+        return judge(case, played, engine=get_engine(case.server.engine))
+
+    def named(self, bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
+        """``seen`` with what the failure of that bucket is called."""
+        if self.blind:
+            why = Named(bucket=bucket, why="nothing was looked for: --blind")
+            return seen.model_copy(update={"named": why})
+        assert result.played is not None
+        folder = self.folder / result.place
+        return named(bucket, seen, case, result.played, folder, result.looked)
+
+    # ------------------------------------------------------------------ asked by the campaign
+
+    def order_of(self, want: Began) -> Order:
+        return self._orders[want.id]
+
+    def keep(self, line: CaseResult) -> tuple[str, int]:
+        """Whoever asked for it judges it, and writes that down."""
+        return line.id, 1
+
+
+# ----------------------------------------------------------------------------------- of one replay
+
+PLAYED_FILE = "played.json"
+LAST, USUAL_S = 5, 5.0
+"""Attempts by which it is known how many more there is time for; seconds, before there are any."""
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Where a replay begins that pursues what somebody else's attempt at the case showed.
+
+    Attributes:
+        seen: that attempt; None: there is none, and all of the case is looked at.
+        compared: it was wrong beside a reference, and by itself nothing was.
+        blocks: it was made in so many blocks.
+        again: the case is what was left of a finding: nothing besides is looked for.
+        handled: buckets that are known already, and not pursued.
+        deadlines: None: they are measured.
+        until: monotonic seconds; no attempt begins after it.
+        end: the same, of attempts that confirm.
+    """
+
+    seen: Observation | None = None
+    compared: bool = False
+    blocks: int = 0
+    again: bool = False
+    handled: tuple[str, ...] = ()
+    deadlines: Deadlines | None = None
+    until: float = math.inf
+    end: float = -math.inf
+
+
+class Attempts:
+    """Makes the attempts of a replay within a line of work, or says what those of an earlier call
+    showed.
+
+    Attributes:
+        blocks: into so many blocks a case is cut, with a reading of the idle server after each.
+        hurried: a hang is judged early in attempts that confirm a case before it is shrunk; what is
+            left is confirmed with the whole deadline.
+        silent: candidates are judged by what the idle server looks like, too.
+        facts: of all attempts, in the order in which they were asked for.
+        smallest: of each bucket the smallest case that showed it, and that attempt.
+        comparison: what answers are held against.
+        until: monotonic seconds after which no attempt begins.
+    """
+
+    def __init__(self, search: CaseSearch[Any], files: ReplayFolder, start: StartingPoint) -> None:
+        self.search, self.files, self.folder = search, files, files.folder
+        self.until, self._end = start.until, start.end
+        self.deadlines: Deadlines | None = None
+        self.silent, self.hurried, self.blocks = False, files.options.shrink, 0
+        self.facts: list[PlayFacts] = []
+        self.smallest: dict[str, tuple[Case, Observation]] = {}
+        engine = get_engine(files.options.server.engine)
+        self.comparison = Silent(self, engine, self.folder)
+        inside = self.folder.relative_to(search.folder).as_posix()
+        self._below = "" if inside == "." else f"{inside}/"
+        self._prefix = self._below.replace("/", ", ")
+        self._asked: dict[Key, Observation] = {}
+        self._found: dict[str, tuple[bool, bool]] = {}
+
+    @property
+    def left(self) -> int:
+        """Starts of servers that may still be made: of the budget, and before ``until``, if each
+        takes as long as the slowest of the last ones."""
+        left = self.files.options.budget - len(self.facts)
+        if math.isinf(self.until):
+            return left
+        took = [facts.seconds for facts in self.facts if facts.seconds][-LAST:]
+        usual = max(took, default=USUAL_S)
+        return max(0, min(left, int((self.until - time.monotonic()) / usual)))
+
+    @contextmanager
+    def confirming(self) -> Iterator[None]:
+        """How often it shows is worth a few attempts more: up to the starting point's end."""
+        until, self.until = self.until, max(self.until, self._end)
+        try:
+            yield
+        finally:
+            self.until = until
+
+    def calibrate(self, known: Deadlines | None) -> Deadlines:
+        """Measured on a server of its own, if they are not ``known``; counts as a start."""
+        key = Key("", "calibration", 1)
+        facts = self._counted("deadlines", 0)
+        facts.state = "ended"
+        kept = self.files.ended.get(key)
+        if kept is None or kept.deadlines is None:
+            self.files.begin_attempt(key, facts)
+            deadlines = known
+            if deadlines is None:
+                order = CaseRun(self._id(key), self._name(facts), self.search.servers)
+                result = self.search.attempt(order)
+                deadlines, facts.seconds = result.deadlines, result.seconds
+            line = self.files.end_attempt(key, Observation(play=facts), deadlines)
+        else:
+            line = kept
+            facts.seconds = kept.seen.play.seconds
+        self.deadlines = line.deadlines
+        assert self.deadlines is not None
+        self._report(facts, kept=kept is not None)
+        return self.deadlines
+
+    def play(self, wanted: Wanted, bucket: str = "") -> Observation:
+        """One attempt; what was asked for before costs no start.
+
+        Args:
+            bucket: the server is looked at, and the failure named.
+
+        Raises:
+            Spent: no start is left.
+        """
+        return self.several([wanted], bucket)[0]
+
+    def several(self, wanted: Sequence[Wanted], bucket: str = "") -> list[Observation]:
+        """As :meth:`play`; beside each other where places are free."""
+        works: dict[Key, Callable[[], None]] = {}
+        for one in wanted:
+            key = self._key(one)
+            if key in self._asked or key in works:
+                continue
+            if self.left < 1:
+                raise Spent
+            facts = self._counted(one.what, len(one.case.operations))
+            works[key] = functools.partial(self._known, key, facts, one, bucket)
+        if len(works) > 1:
+            self.search.beside(list(works.values()))
+        for key in works.keys() - self._asked.keys():
+            works[key]()
+        return [self._asked[self._key(one)] for one in wanted]
+
+    def whole(self, seen: Observation) -> Played:
+        """All that an attempt recorded; it was kept beside its log."""
+        return Played.model_validate_json((self.folder / seen.folder / PLAYED_FILE).read_bytes())
+
+    def grew(self, finding: Finding) -> None:
+        """A finding has more to say."""
+        self.files.grew(finding)
+        stands = finding.confirmed, finding.shrunk
+        if self._found.get(finding.id) != stands:
+            self._found[finding.id] = stands
+            self.search.campaign.emit(found(f"{self._prefix}{finding.id}", finding))
+
+    # ------------------------------------------------------------------ one attempt
+
+    def _key(self, wanted: Wanted) -> Key:
+        cut = f"/{self.blocks}" if self.blocks else ""
+        return Key(case_digest(wanted.case) + cut, wanted.how, wanted.nth)
+
+    def _counted(self, what: str, requests: int) -> PlayFacts:
+        """It has a number, and is one start of the budget."""
+        facts = PlayFacts(number=len(self.facts) + 1, what=what, requests=requests, state="")
+        self.facts.append(facts)
+        return facts
+
+    def _known(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> None:
+        """It is made, or an earlier call made it."""
+        kept = self.files.ended.get(key)
+        seen = kept.seen if kept else self._made(key, facts, wanted, bucket)
+        for name in ("state", "buckets", "start_s", "seconds", "early"):
+            setattr(facts, name, getattr(seen.play, name))
+        self._asked[key] = seen
+        for one in facts.buckets:
+            best = self.smallest.get(one)
+            if best is None or len(wanted.case.operations) < len(best[0].operations):
+                self.smallest[one] = wanted.case, seen
+        self._report(facts, kept=kept is not None)
+
+    def _made(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> Observation:
+        """What it showed, written down. Raises Spent: judging it takes one more start."""
+        shrinking, place = wanted.how == "shrink", f"{PLAYS_DIR}/{facts.number:04d}"
+        options = PlayOptions(
+            self.deadlines,
+            time=self.files.options.time,
+            look="none" if shrinking and not self.silent else "quick",
+            early=shrinking or (wanted.how == "confirm" and self.hurried),
+            blocks=self.blocks,
+        )
+        look = None
+        if bucket and not self.search.blind:
+            assert self.deadlines is not None
+            look = functools.partial(diagnosed, self.deadlines.answer_s)
+        order = CaseRun(
+            self._id(key),
+            self._name(facts),
+            self.search.servers,
+            self._below + place,
+            case=wanted.case,
+            contents=self.folder,
+            options=options,
+            look=look,
+        )
+        self.files.begin_attempt(key, facts)
+        result = self.search.attempt(order)
+        case, played = wanted.case, result.played
+        assert played is not None
+        facts.error = result.error
+        alone = self.search.judged(case, played)
+        judged = Judged.of([alone, self.comparison.judge(case, played)])
+        seen = observation_of(case, played, judged, facts.model_copy())
+        seen.folder = place
+        if bucket:
+            seen = self.search.named(bucket, seen, case, result)
+        if not shrinking:
+            (self.folder / place / PLAYED_FILE).write_text(
+                played.model_dump_json(), encoding="utf-8"
+            )
+        return self.files.end_attempt(key, seen).seen
+
+    # ------------------------------------------------------------------ its names
+
+    def _id(self, key: Key) -> str:
+        return f"{self._below}{key.how}/{key.nth}/{key.digest}"
+
+    def _name(self, facts: PlayFacts) -> str:
+        return self._prefix + name_of(facts, self.files.options.budget)
+
+    def _report(self, facts: PlayFacts, *, kept: bool) -> None:
+        self.files.attempted(self.facts, kept_s=facts.seconds if kept else 0.0)
+        self.search.campaign.emit(attempt_ended(self._name(facts), facts, kept=kept))
+
+
+# ---------------------------------------------------------------------- for people
+
+
+def requests(number: int) -> str:
+    return f"{number} request{'s' * (number != 1)}"
+
+
+def name_of(facts: PlayFacts, budget: int) -> str:
+    """``attempt 2 of at most 40 (the whole case, 12 requests)``."""
+    of = f"{facts.number} of at most {budget}"
+    return f"attempt {of} ({facts.what}, {requests(facts.requests)})"
+
+
+def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
+    """The event of an attempt that has ended, now or in an earlier call."""
+    quiet = "nothing is wrong" if facts.state == "ended" else facts.state
+    return RunEnded(
+        what=name,
+        index=1,
+        outcome=bucket_words(facts.buckets) or quiet,
+        detail=f"the one before it counts for nothing: {facts.error}" if facts.error else "",
+        tone="bad" if facts.buckets else "soft",
+        seconds=facts.seconds,
+        kept=kept,
+    )
+
+
+def found(name: str, finding: Finding) -> Found:
+    """The event of a finding that is new, or has more to say."""
+    known = f"known: {finding.known}" if finding.known else "unknown"
+    confirmed = "confirmed" if finding.confirmed else "not confirmed"
+    shrunk = ", shrunk" if finding.shrunk else ""
+    rate = f"{finding.rate.failed} of {finding.rate.plays} attempts"
+    words = f"{finding.finding_class}, {known}, {confirmed}{shrunk}, {rate}"
+    text = f"{name}: {words}, {requests(finding.requests)}: {finding.said}"
+    return Found(text=text, tone="bad" if finding.confirmed else "unsure")

@@ -1,0 +1,160 @@
+"""Seen once is no finding: how often it shows on fresh servers, of whole cases and smaller ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mmrepro.campaign.search import Spent
+from mmrepro.failure.documents.replay import Rate
+from mmrepro.search.replay.attempts import Attempts
+from mmrepro.search.replay.shrink import Verdict
+from mmrepro.search.replay.store import Observation, Wanted
+from mmrepro.traffic.case.files import case_digest
+from mmrepro.traffic.case.model import Case
+
+CONFIDENCE = 0.95
+WRONG = 0.05
+"""Chance that any of the steps of a shrinking takes a failing case for one that does not fail."""
+_STEPS = 60
+"""Halvings: as far as a float tells."""
+
+
+def rate_of(failed: int, plays: int) -> Rate:
+    """With its exact (Clopper-Pearson) interval: each end leaves half of the doubt outside."""
+    doubt = (1 - CONFIDENCE) / 2
+    low = 0.0 if not failed else _where(lambda p: _at_least(failed, plays, p) < doubt)
+    high = 1.0 if failed == plays else _where(lambda p: _at_least(failed + 1, plays, p) < 1 - doubt)
+    return Rate(failed=failed, plays=plays, low=low, high=high, confidence=CONFIDENCE)
+
+
+def repeats(rate: float, steps: int, most: int) -> int:
+    """Plays without a failure after which a case counts as one that does not fail.
+
+    So many that, at ``rate``, all ``steps`` together are wrong in at most one of twenty cases; no
+    more than ``most``. A case that always failed is played once.
+    """
+    if rate >= 1:
+        return 1
+    if rate <= 0:
+        return most
+    needed = math.ceil(math.log(WRONG / max(1, steps)) / math.log(1 - rate))
+    return max(1, min(most, needed))
+
+
+def luck(rate: float, plays: int) -> float:
+    """Chance that ``plays`` plays of a failing case all show nothing."""
+    return max(0.0, 1 - rate) ** plays
+
+
+def _at_least(failed: int, plays: int, p: float) -> float:
+    """Chance of that many failures or more."""
+    return math.fsum(
+        math.comb(plays, k) * p**k * (1 - p) ** (plays - k) for k in range(failed, plays + 1)
+    )
+
+
+def _where(below: Callable[[float], bool]) -> float:
+    """The chance up to which ``below`` holds."""
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return (low + high) / 2
+
+
+GIVE_UP, MOST = 7, 12
+"""Plays without a second sighting, and plays in all, of what comes and goes. A failure of every
+second play shows itself again within seven in 99 of 100 cases."""
+SELDOM = 24
+"""Plays in all of what was seen again, and not yet as often as confirms it."""
+WIDE = 0.6
+"""An interval as wide as this tells little more than that it comes and goes."""
+
+
+def tally(seens: Sequence[Observation]) -> dict[str, tuple[int, int]]:
+    """Of each bucket how often it was seen again, and in how many plays: that it was seen at all
+    is why it is asked for, so its first sighting counts for nothing. The worst class first."""
+    found: dict[str, tuple[int, int]] = {}
+    classes: dict[str, int] = {}
+    for number, seen in enumerate(seens):
+        for sighting in seen.sightings:
+            bucket = sighting.bucket
+            if bucket not in found:
+                others = [s.has(bucket) for n, s in enumerate(seens) if n != number]
+                found[bucket] = sum(others), len(others)
+                classes[bucket] = sighting.finding_class.place
+    return dict(sorted(found.items(), key=lambda item: classes[item[0]]))
+
+
+def decided(failed: int, plays: int, repeat: int, least: int = 0, give_up: int = GIVE_UP) -> bool:
+    """Whether further plays would tell nothing worth a server.
+
+    Args:
+        give_up: plays without a second sighting.
+        repeat: failures that confirm it.
+        least: plays that there must be in any case; never fewer than ``repeat``.
+    """
+    least = max(least, repeat)
+    if plays < least:
+        return False
+    if failed in (0, plays):
+        return failed == plays or plays >= max(give_up, least)
+    if failed < repeat:
+        return plays >= max(SELDOM, least)
+    rate = rate_of(failed, plays)
+    return plays >= max(MOST, least) or rate.high - rate.low <= WIDE
+
+
+@dataclass
+class Candidates:
+    """Plays smaller cases of one finding: a failure is one of the same bucket.
+
+    Attributes:
+        shows: whether a play shows the finding's failure.
+        repeats: plays without it after which a candidate counts as one that does not fail.
+        reserve: starts that are kept for what comes later.
+        jobs: candidates at a time.
+    """
+
+    plays: Attempts
+    shows: Callable[[Observation], bool]
+    repeats: int = 1
+    reserve: int = 0
+    jobs: int = 1
+    known: dict[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Candidates that may still be played."""
+        return max(0, self.plays.left - self.reserve) // self.repeats
+
+    def __call__(self, case: Case, what: str) -> Verdict:
+        """Raises Spent."""
+        digest = case_digest(case)
+        if digest in self.known:
+            return self.known[digest]._replace(again=True)
+        for index in range(1, self.repeats + 1):
+            if self.plays.left - self.reserve < 1:
+                raise Spent
+            seen = self.plays.play(Wanted(case, "shrink", index, what))
+            if self.shows(seen):
+                self.known[digest] = Verdict(True, 1, index, seen)
+                break
+        else:
+            self.known[digest] = Verdict(False, 0, self.repeats)
+        return self.known[digest]
+
+    def several(self, candidates: Sequence[tuple[Case, str]]) -> list[Verdict]:
+        """Made beside each other where one attempt at each tells. Raises Spent."""
+        new = {case_digest(case): (case, what) for case, what in candidates}
+        new = {digest: one for digest, one in new.items() if digest not in self.known}
+        if self.repeats == 1 and len(new) > 1 and self.left >= len(new):
+            wanted = [Wanted(case, "shrink", 1, what) for case, what in new.values()]
+            seens = self.plays.several(wanted)
+            for digest, seen in zip(new, seens, strict=True):
+                fails = self.shows(seen)
+                self.known[digest] = Verdict(fails, int(fails), 1, seen if fails else None)
+            return [self.known[case_digest(case)] for case, _ in candidates]
+        return [self(case, what) for case, what in candidates]

@@ -1,0 +1,285 @@
+"""Known failures: every scenario's signature, tried on the server that failed or on its remains.
+
+Also what a new scenario of a finding looks for, and the server of the known scenarios.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrepro.base.errors import MmreproError, UsageError
+from mmrepro.base.machine.files import is_file
+from mmrepro.engines import get_engine
+from mmrepro.engines.models.tiny import TINY
+from mmrepro.failure.documents.diagnosis import Fit, Match
+from mmrepro.failure.documents.replay import Finding, FindingClass, Sighting
+from mmrepro.live.diagnose.match import all_scenarios, match_all, union
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.session import diagnose
+from mmrepro.probes.base import run_probe
+from mmrepro.probes.logs import LogsProbe
+from mmrepro.scenario import Finding as Judgement, LiveFacts, Scenario, Truth
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario.silent import SILENT, Failure
+from mmrepro.search.oracle.judged import alike
+from mmrepro.search.replay.store import LiveLook, Named, Observation
+from mmrepro.traffic.case.files import pictures, read_case
+from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState
+from packaging.version import Version
+
+DIAGNOSIS_DIR = "diagnosis"
+LOG_S = 30.0
+TRIED = 3
+"""Scenarios that are named where none fits."""
+
+
+def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> LiveLook:
+    """Diagnoses a server while it lives; the incident goes beside the attempt's evidence."""
+    out = log.parent.parent / DIAGNOSIS_DIR
+    options = DiagnoseCommand(
+        url=url, pid=pid, logs=(log,), out=out, deadline_s=max(1.0, deadline_s)
+    )
+    try:
+        found = diagnose(options)
+    except MmreproError as error:
+        return LiveLook(why=f"the server could not be looked at: {error.message}")
+    return LiveLook(matches=found.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
+
+
+def named(
+    bucket: str, seen: Observation, case: Case, played: Played, folder: Path, looked: LiveLook
+) -> Observation:
+    """``seen`` with what ``bucket`` is called; unchanged where the attempt does not show it.
+
+    A scenario names a failure only if every condition of it is met, on a release and with options
+    that can fail so; and only the worst failure of an attempt: of two the other one might be what
+    was recognised. A silent failure is named by what its own requests sent, whatever else there is.
+    """
+    if not seen.has(bucket):
+        return seen
+    matches = looked.matches
+    if played.state in (PlayState.START_FAILED, PlayState.DIED):
+        matches = by_log(case, played, folder)
+    if matches is None:
+        found = Named(why=looked.why or "nobody looked at the server")
+    elif not alike(seen.sightings[0].bucket, bucket):
+        worse = seen.sightings[0].finding_class
+        found = Named(why=f"the same requests also show a {worse}: a name would be of that")
+    else:
+        found = best(matches)
+    sighting = seen.sighting(bucket)
+    if found.known is None and sighting is not None and sighting.finding_class in SILENT:
+        refused = [op for op, answer in seen.answers.items() if answer[:1] == "4"]
+        taken = {op for op in seen.sent if op not in refused} | set(sighting.operations)
+        found = recognised(sighting, case.keeping(taken), folder, found.why)
+    hung = played.state is PlayState.HUNG
+    diagnosis = looked.diagnosis if hung else ""
+    found = found.model_copy(update={"bucket": bucket, "diagnosis": diagnosis})
+    return seen.model_copy(update={"named": found})
+
+
+def by_log(case: Case, played: Played, folder: Path) -> list[Match]:
+    """What the log of a server that is gone says of each scenario's signature."""
+    server = case.server
+    scenarios = [s for s in all_scenarios() if s.engine == server.engine]
+    engine = get_engine(server.engine)
+    probe = LogsProbe(folder / played.log_file, union(scenarios), engine.progress_pattern or None)
+    result = run_probe(probe, folder, LOG_S, phase="check", label="known")
+    evidence = played.evidence.model_copy(update={"probes": [*played.evidence.probes, result]})
+    facts = LiveFacts(server.engine, server.release, tuple(server.args), played.deadline_s)
+    return match_all(scenarios, evidence, facts)
+
+
+def best(matches: Sequence[Match]) -> Named:
+    """The scenario that fits in all; where there is none, those that come closest are told."""
+    first = matches[0] if matches else None
+    if first is not None and first.fit is Fit.MATCH:
+        return Named(known=first.scenario, variant=first.variant, why=first.why)
+    close = [m for m in matches if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)][:TRIED]
+    told = "; ".join(f"{m.scenario}: {m.fit}, {m.why}" for m in close)
+    return Named(why=told or "no known failure's signature is met")
+
+
+def recognised(sighting: Sighting, case: Case, folder: Path, why: str) -> Named:
+    """What the engine's scenarios say of a failure that no signature sees, by what was sent.
+
+    Args:
+        folder: of a play (``plays/0001``) of a replay, whose own holds the case's pictures.
+        case: without what was refused or never sent, and is in no cache.
+        why: it has no name yet; what they cannot tell is added.
+    """
+    try:
+        made = pictures(case, folder.parent.parent)
+    except UsageError as error:
+        return Named(why=f"{why}; the pictures cannot be read: {error.message}")
+    failure = Failure(
+        sighting.finding_class, sighting.bucket, tuple(sighting.operations), case, made
+    )
+    told = [why]
+    for scenario in all_scenarios():
+        if scenario.engine != case.server.engine:
+            continue
+        if type(scenario).recognises is Scenario.recognises:
+            continue
+        try:
+            found = scenario.recognises(failure)
+        except Exception as error:
+            found = Judgement.unknown(f"looking for it failed: {type(error).__name__}: {error}")
+        if found.truth is Truth.MET:
+            return Named(known=scenario.name, variant=scenario.variant, why=found.observed)
+        if found.truth is Truth.UNKNOWN:
+            told.append(f"{scenario.full_name}: {found.observed}")
+    return Named(why="; ".join(told))
+
+
+def mitigation(named: Named, release: str) -> str:
+    """SCENARIO/NAME of the first mitigation that helps on ``release`` and is no other release; "":
+    there is none."""
+    if named.known is None:
+        return ""
+    scenario = load_scenario(named.known)
+    if named.variant not in ("", scenario.variant):
+        return ""
+    for one in scenario.mitigations:
+        if not one.release and one.effective_on.contains(Version(release), prereleases=True):
+            return f"{scenario.name}/{one.name}"
+    return ""
+
+
+# ------------------------------------------------------------------------- a scenario of a finding
+
+INWARD = " > "
+"""Between the functions of a hang's bucket, outermost first."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What of a class of findings a scenario looks for, as Python.
+
+    Attributes:
+        pattern: of the engine's log; "": none.
+        observed: what one answer shows, where that is the symptom.
+    """
+
+    symptoms: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    pattern: str = ""
+    observed: dict[str, str] | None = None
+    healthy: str = ""
+
+
+def signature_of(finding: Finding, case: Case) -> Signature:
+    """What a run of the case must show to be this finding again."""
+    pattern = exception_pattern(finding.log_lines)
+    logged = ('in_log("the log holds the exception that the replay saw", "exception")',)
+    failing = [op for op in finding.operations if op in {one.id for one in case.operations}]
+    if finding.finding_class is FindingClass.HANG:
+        path = hang_path(finding.bucket)
+        stands = (f"stands_in({', '.join(map(repr, path))})",) if path else ()
+        seen = ("some_request_unanswered()", "new_request_unanswered()")
+        return Signature(seen, stands or (logged if pattern else ()), "" if stands else pattern)
+    if finding.finding_class is FindingClass.DEATH:
+        return Signature(("server_gone()",), logged if pattern else (), pattern)
+    if finding.finding_class is FindingClass.FAILING:
+        return Signature(("every_request_fails()",), logged if pattern else (), pattern)
+    if finding.finding_class is FindingClass.SERVER_ERROR:
+        labels = ", ".join(map(repr, failing[:3]))
+        fails = (f"fails_in_server({labels})",) if labels else ()
+        healthy = f", answered({labels})" if labels else ""
+        return Signature(fails, logged if pattern else (), pattern, healthy=healthy)
+    return Signature(observed=_observed(finding, failing or [case.operations[-1].id]))
+
+
+def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
+    """What is seen of the first answer that shows it."""
+    for one in finding.expectations:
+        if one.cached_at_most is not None:
+            return {
+                "statement": f"{one.operation} takes more than {one.cached_at_most} tokens from "
+                "the cache",
+                "label": one.operation,
+                "test": f"(sent.cached_tokens or 0) > {one.cached_at_most}",
+                "told": "{sent.cached_tokens} tokens from the cache",
+            }
+        if one.text is not None:
+            return {
+                "statement": f"{one.operation} is answered otherwise than it should be",
+                "label": one.operation,
+                "test": f"sent.answered and sent.text != {one.text!r}",
+                "told": "{sent.reply} {sent.text[:80]!r}",
+            }
+    return {
+        "statement": "TODO: what of the answer shows it",
+        "label": failing[0],
+        "test": "False",
+        "told": "{sent.reply} {sent.text[:80]!r}",
+    }
+
+
+def hang_path(bucket: str) -> list[str]:
+    """The functions in which a hang of this bucket stands, outermost first; []: none are known."""
+    where = bucket.rpartition("/")[2]
+    return where.split(INWARD) if where else []
+
+
+def exception_pattern(lines: list[str]) -> str:
+    """A pattern of the log's line: the exception and its words, up to the first thing that differs
+    from run to run (a number, a hash, something quoted)."""
+    named = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt))\b(.*)")
+    for line in lines:
+        if found := named.search(line):
+            words = re.split(r"[\d'\"`/]|0x", found[2], maxsplit=1)[0][:60].rstrip()
+            return re.escape(found[1] + words).replace("\\ ", " ")
+    return ""
+
+
+# -------------------------------------------------------------------------------------- the server
+
+
+def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> ServerWanted:
+    """The server: a case's own, for a recording that of the engine's scenarios; what ``asked`` says
+    goes over both. Raises UsageError: no engine, or none of that name, or no such release."""
+    # A case is a folder with one, or a file called so.
+    places = (place for place in (resume, file) if place)
+    kept = next((p for p in places if p.name == CASE_FILE or is_file(p / CASE_FILE)), None)
+    own = read_case(kept)[0].server if kept else None
+    if own is not None and asked.get("engine", own.engine) != own.engine:
+        raise UsageError(
+            f"{kept} is a case of {own.engine}, not of {asked['engine']}: another engine has other "
+            "options.",
+            hint=f"leave --engine out, or change the server in {CASE_FILE}",
+        )
+    if own is None:
+        if "engine" not in asked:
+            raise UsageError(
+                "--engine says which engine the traffic is played on.",
+                hint=f"mmrepro replay {file} --engine vllm",
+            )
+        get_engine(asked["engine"])
+        own = usual_server(asked["engine"])
+    wanted = ServerWanted.model_validate({**own.model_dump(), **asked})
+    get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
+    return wanted
+
+
+def usual_server(engine: str) -> ServerWanted:
+    """The newest release that a known scenario runs, and the tiny model that goes with it."""
+    known = last_known(engine)
+    return ServerWanted(
+        engine=engine,
+        release=known.release,
+        model=next(name for name, tiny in TINY.items() if type(tiny) is type(known.model)),
+        max_model_len=known.max_model_len,
+    )
+
+
+def last_known(engine: str) -> Scenario:
+    """The known scenario of ``engine`` with the newest release: release and model go together."""
+    tiny = {type(model) for model in TINY.values()}
+    found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
+    return max(found, key=lambda scenario: Version(scenario.release))

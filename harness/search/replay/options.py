@@ -1,0 +1,158 @@
+"""Options of a replay, and what those of a fuzz session have in common with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from mmrepro.base import common_options as common
+from mmrepro.base.errors import UsageError
+from mmrepro.base.options import ENGINE, LIMITS, Command, option
+from mmrepro.run.options import StartMode
+from mmrepro.traffic.case.model import ServerWanted
+
+BUDGET, REPEATS, TIMEOUT_S = 40, 3, 600.0
+NO_SERVER = ServerWanted(engine="", release="")
+
+
+@dataclass(frozen=True)
+class ServerCommand(Command):
+    """Options of a command that replays cases on a server of its own."""
+
+    engine: str = common.ENGINE_NAME("", group=ENGINE, shown="a case's own")
+    release: str = common.RELEASE("", shown="a case's own, else the known scenarios' last")
+    model: str = common.MODEL(
+        "",
+        help="Name of a tiny model (qwen2-vl, dots-ocr, qwen3, text), or folder of a model.",
+        metavar="NAME|DIR",
+        shown="a case's own, else that of the engine's scenarios",
+    )
+    max_model_len: int | None = common.MAX_MODEL_LEN(None)
+    server_args: tuple[str, ...] = common.SERVER_ARG(())
+    env: tuple[str, ...] = common.SERVER_ENV(())
+    seed: int = common.SEED(0)
+    shrink: bool = common.SHRINK(True)
+    repeat: int = common.REPEAT(
+        REPEATS, help="Number of replays on fresh servers that confirm a finding.", most=100
+    )
+    start_mode: StartMode = common.START_MODE(
+        StartMode.AUTO,
+        help="How servers are started; see mmrepro run --help. auto means warm here.",
+    )
+    timeout_s: float = common.TIMEOUT(TIMEOUT_S, help="Time limit until a server is ready.")
+    ray: str = common.RAY("")
+    events: str = common.EVENTS("")
+    resume: Path | None = common.RESUME(
+        None, help="Continue what is in this folder; no run is repeated.", names="campaign"
+    )
+    out: Path | None = common.OUT(None, shown="replays/…")
+    full: bool = common.FULL(False)
+    json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
+    verbose: bool = common.VERBOSE(False)
+    yes: bool = common.YES(False)
+    server: ServerWanted = field(default_factory=lambda: NO_SERVER)
+    """The one that is started; code sets it, by what the other fields ask of it."""
+
+    def __post_init__(self) -> None:
+        if self.resume is not None and self.out is not None:
+            raise UsageError(
+                "--resume names the folder to go on with: --out is for a new one.",
+                hint=f"--resume {self.resume}",
+            )
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What is asked of the server, by the fields of :class:`ServerWanted`. Raises UsageError: a
+        variable is not NAME=VALUE."""
+        env = {}
+        for text in self.env:
+            name, sign, value = text.partition("=")
+            if not (sign and name.isidentifier()):
+                raise UsageError(f"--env {text}: a variable is given as NAME=VALUE.")
+            env[name] = value
+        asked = {
+            "release": self.release,
+            "model": self.model,
+            "max_model_len": self.max_model_len,
+            "args": list(self.server_args),
+            "env": env,
+        }
+        return {name: value for name, value in asked.items() if value}
+
+
+@dataclass(frozen=True)
+class ReplayCommand(ServerCommand):
+    """Options of ``mmrepro replay``; a replay that is continued reads its case in ``resume``."""
+
+    COMMAND: ClassVar[str] = "replay"
+    file: Path = option(
+        Path(),
+        "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json; or the number or "
+        "id of a replay here.",
+        "FILE",
+        argument=True,
+        required=True,
+        names="record",
+    )
+    max_model_len: int | None = common.MAX_MODEL_LEN(None, least=16, shown="2048")
+    time: Literal["real", "fast", "order"] = option(
+        "fast",
+        "fast: as fast as the recording's order allows; real: at its own times; order: one after "
+        "another.",
+    )
+    anonymise: bool | None = option(
+        None,
+        "Send random text of the same lengths and sharing in place of what people wrote.",
+        name="--anonymise/--no-anonymise",
+        shown="the real prompts are sent; what leaves the machine has random ones",
+    )
+    scale: bool = option(False, "Fit lengths to --max-model-len; what was too long stays so.")
+    host: str = option(
+        "",
+        "Host whose requests are read, in a HAR with several. Nothing is sent to it.",
+        "HOST[:PORT]",
+    )
+    concurrency: int | None = option(
+        None,
+        "Number of requests at once, for a file without times.",
+        "N",
+        shown="1",
+        least=1,
+        most=256,
+    )
+    budget: int = option(
+        BUDGET, "Maximum number of server starts.", "N", LIMITS, least=2, most=10_000
+    )
+    jobs: int | None = common.JOBS(
+        None, help="Number of servers at a time.", shown="as memory and cores allow"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repeat < 1:
+            raise UsageError("--repeat is at least 1.", hint=f"--repeat {REPEATS}")
+        if self.budget < 2 + self.repeat:
+            raise UsageError(
+                f"--budget {self.budget} is not enough: one start for the deadlines, one for the "
+                f"traffic, and {self.repeat} that confirm what it shows.",
+                hint=f"--budget {BUDGET}",
+            )
+
+    def written(self) -> Self:
+        """Name the whole server: what a case or the engine's scenarios have may change. A
+        cluster's address is left out: others read documents."""
+        server = self.server
+        if server is NO_SERVER:
+            return self
+        return replace(
+            self,
+            ray=self.ray and "auto",
+            engine=server.engine,
+            release=server.release,
+            model=server.model,
+            max_model_len=server.max_model_len,
+            server_args=tuple(server.args),
+            env=tuple(f"{name}={value}" for name, value in server.env.items()),
+        )

@@ -1,0 +1,307 @@
+"""One failure from its first sighting to a finding: shrunk, confirmed as it is left, named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import write_file
+from mmrepro.campaign.search import Spent
+from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding, FindingClass, Rate, Sighting, Step
+from mmrepro.search.oracle.judge import grows
+from mmrepro.search.oracle.judged import alike
+from mmrepro.search.replay.attempts import Attempts
+from mmrepro.search.replay.confirm import MOST, Candidates, decided, luck, rate_of, repeats
+from mmrepro.search.replay.shrink import Shrinking
+from mmrepro.search.replay.store import BLOCKS, Named, Observation, Wanted
+from mmrepro.traffic.capture.anonymise import anonymise
+from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.case.files import read_contents, write_case
+from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, Case
+
+FATAL = frozenset(
+    {
+        FindingClass.START_FAILURE,
+        FindingClass.DEATH,
+        FindingClass.HANG,
+        FindingClass.FAILING,
+    }
+)
+"""After which the server does nothing more."""
+LOUD = FATAL | {FindingClass.SERVER_ERROR}
+CANDIDATES = 20
+"""Of a shrinking, about: each may be wrong about a failure that comes and goes."""
+MOST_REPEATS = 8
+OF_RATE = 8
+"""Plays of what is left, at least, where it comes and goes."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where the search for one failure begins: a case that showed it, and how often."""
+
+    bucket: str
+    case: Case
+    seen: Observation
+    rate: Rate
+    before: int
+    limits: tuple[str, ...] = ()
+    simpler: bool = True
+    """Whether requests may be changed, and not only left out."""
+
+
+@dataclass
+class Pursuit:
+    """Makes findings of failures. ``repeat``: attempts that confirm what is left."""
+
+    plays: Attempts
+    repeat: int
+    shrink: bool
+    _repeats: int = 1
+
+    @property
+    def folder(self) -> Path:
+        """The replay's; each finding has one of its own below it."""
+        return self.plays.folder
+
+    def pursue(self, start: Start, id: str, reserve: int = 0) -> tuple[Finding, Case, Named | None]:
+        """The finding, what is left of the case, and its name. ``reserve``: starts that are not
+        this one's."""
+        sighting = start.seen.sighting(start.bucket)
+        assert sighting is not None
+        finding = Finding(
+            id=id,
+            finding_class=sighting.finding_class,
+            bucket=start.bucket,
+            said=sighting.said,
+            expected=sighting.expected,
+            rate=start.rate,
+            confirmed=start.rate.failed >= self.repeat,
+            requests=len(start.case.operations),
+            requests_before=start.before,
+            folder=id,
+            case_file=f"{id}/{CASE_FILE}",
+            server=start.case.server,
+            limits=list(start.limits),
+        )
+        self.plays.silent = sighting.finding_class not in LOUD
+        self.plays.blocks = (self.plays.blocks or BLOCKS) if grows(start.bucket) else 0
+        begun = len(self.plays.facts)
+        case, seen, named = start.case, start.seen, None
+        self._keep(finding, case, seen)
+        if not self.shrink:
+            finding.limits.append("not shrunk: --no-shrink")
+            case, named = self._confirm(finding, start, case, seen)
+        while self.shrink:
+            rate = share(finding.rate)
+            case, seen = self._shrunk(finding, start, case, seen, reserve)
+            case, named = self._confirm(finding, start, case, seen)
+            # It seemed to fail each time, and what was left out on that ground may not be all.
+            if rate < 1 or share(finding.rate) in (0, 1) or self.plays.left - reserve < CANDIDATES:
+                break
+        mine = self.plays.facts[begun:]
+        finding.starts = len(mine)
+        finding.seconds = round(sum(facts.seconds for facts in mine), 2)
+        self.plays.grew(finding)
+        return finding, case, named
+
+    # ------------------------------------------------------------------ shrinking
+
+    def _shrunk(
+        self, finding: Finding, start: Start, case: Case, seen: Observation, reserve: int
+    ) -> tuple[Case, Observation]:
+        rate = share(finding.rate)
+        most = max(2, min(MOST_REPEATS, self.plays.left // CANDIDATES))
+        test = Candidates(
+            self.plays,
+            lambda seen: seen.has(start.bucket),
+            repeats=repeats(rate, CANDIDATES, most),
+            reserve=reserve + self.repeat,
+            jobs=self.plays.search.at_once,
+        )
+        before = finding.steps
+
+        def failing(seen: Observation) -> list[str]:
+            found = seen.sighting(start.bucket)
+            return found.operations if found else []
+
+        def grew() -> None:
+            finding.steps = [*before, *shrinking.steps]
+            if shrinking.steps[-1].kept:
+                self._keep(finding, shrinking.case, shrinking.seen)
+            self.plays.grew(finding)
+
+        shrinking = Shrinking(
+            case, seen, test, failing, grew=grew, simpler=start.simpler, plainer=rate >= 1
+        )
+        shrinking.run()
+        finding.shrunk = shrinking.minimal
+        finding.needed = [*shrinking.needed.values(), *shrinking.needed_options.values()]
+        finding.limits = list(start.limits)
+        finding.limits += [f"not tried: {what} (--budget)" for what in shrinking.not_tried]
+        if not shrinking.plainer:
+            finding.limits.append("the server's options are all kept: the whole case came and went")
+        self._repeats = test.repeats
+        return shrinking.case, shrinking.seen
+
+    # ------------------------------------------------------------------ confirming what is left
+
+    def _confirm(
+        self, finding: Finding, start: Start, case: Case, seen: Observation
+    ) -> tuple[Case, Named | None]:
+        """Plays what is left on fresh servers, with whole deadlines, and looks at one of them.
+
+        Where nothing was left out, that was done before: it is looked at, and played on where it
+        was broken off.
+        """
+        untouched = case == start.case and len(case.operations) == start.before
+        if finding.finding_class is FindingClass.HANG and self.shrink:
+            untouched = False  # the plays before were judged early
+        plays: list[Observation] = []
+        try:
+            with self.plays.confirming():
+                while self._open(finding.bucket, plays, start.rate, untouched=untouched):
+                    named = _name(plays, finding.bucket)
+                    bucket = "" if named else finding.bucket
+                    what = f"{finding.id}: what is left, on a fresh server"
+                    wanted = Wanted(case, "look", len(plays) + 1, what)
+                    plays.append(self.plays.play(wanted, bucket))
+        except Spent:
+            times = f"{len(plays)} time{'s' * (len(plays) != 1)}"
+            if not untouched:
+                finding.limits.append(f"what is left was played {times} again: --budget")
+        failing = [p for p in plays if p.has(finding.bucket)]
+        if untouched:
+            failed, made = start.rate.failed + len(failing), start.rate.plays + len(plays)
+            finding.rate = rate_of(failed, made)
+        elif plays and not failing:
+            finding.limits.append(
+                f"a smaller case was found, and did not fail in {len(plays)} plays with the whole "
+                "deadline: this is the case as it was before"
+            )
+            case, seen, finding.shrunk, finding.needed = start.case, start.seen, False, []
+            finding.rate = start.rate
+        elif plays:
+            finding.rate = rate_of(len(failing), len(plays))
+        finding.confirmed = finding.rate.failed >= self.repeat
+        if (rate := share(finding.rate)) < 1 and self.shrink:
+            times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
+            finding.limits.append(
+                f"it comes and goes: at this rate {times} of a case that fails show nothing in "
+                f"{luck(rate, self._repeats):.1%} of the cases, and a smaller case was taken for "
+                "sound after that; more may be left than is needed"
+            )
+        self._keep(finding, case, failing[-1] if failing else seen)
+        named = _name(plays, finding.bucket)
+        if named is not None:
+            finding.known, finding.known_variant = named.known, named.variant
+            finding.known_why = named.why
+            if named.diagnosis:
+                looked = next(p for p in plays if p.named is named)
+                finding.diagnosis = f"{finding.folder}/{named.diagnosis}"
+                source = self.folder / looked.folder / named.diagnosis
+                shutil.copytree(source, self.folder / finding.diagnosis, dirs_exist_ok=True)
+        return case, named
+
+    def _open(
+        self, bucket: str, plays: list[Observation], before: Rate, *, untouched: bool
+    ) -> bool:
+        """Whether one more play tells something. What came and went before is not taken for
+        something else because it shows a few times in a row."""
+        failed = sum(p.has(bucket) for p in plays)
+        if untouched:
+            all_plays = before.plays + len(plays)
+            return not plays or not decided(before.failed + failed, all_plays, self.repeat)
+        least = 0 if share(before) == 1 else OF_RATE if failed else MOST
+        return not decided(failed, len(plays), self.repeat, least)
+
+    def _keep(self, finding: Finding, case: Case, seen: Observation) -> None:
+        """What is shown of it is of ``case`` and its play; the case is on disk."""
+        sighting = seen.sighting(finding.bucket)
+        if sighting is not None:
+            show(finding, sighting)
+        finding.requests, finding.server = len(case.operations), case.server
+        finding.observed = {op.id: seen.observed.get(op.id, "") for op in case.operations}
+        finding.stack, finding.log_lines = seen.stack, seen.log_lines
+        write_case(case, self.folder / finding.folder, read_contents(case, self.folder))
+
+
+def _name(plays: Sequence[Observation], bucket: str) -> Named | None:
+    """That one of the plays gave to this failure: the case may have been played for another."""
+    names = (play.named for play in plays)
+    return next((n for n in names if n is not None and alike(n.bucket, bucket)), None)
+
+
+def share(rate: Rate) -> float:
+    return rate.failed / max(1, rate.plays)
+
+
+def show(finding: Finding, sighting: Sighting) -> None:
+    finding.said, finding.expected = sighting.said, sighting.expected
+    finding.expectations, finding.operations = sighting.expectations, sighting.operations
+
+
+# -------------------------------------------------------------------------------- with other words
+
+COMPARED = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
+"""Classes that one play does not show."""
+MOST_PLAYS = 3
+"""Of a failure that comes and goes."""
+PUBLIC = "texts and images are random ones of the same shape"
+
+
+def attempt_publicly(
+    plays: Attempts, finding: Finding, case: Case, folder: Path, seed: int
+) -> None:
+    """Plays ``case``, what is left of a confirmed and unknown finding, without what people wrote;
+    if it fails likewise it is kept below the finding's folder, for what leaves the machine.
+
+    ``folder``: the replay's, with the pictures. Without a start that is left nothing is played.
+    """
+    told = finding.known is not None or not finding.confirmed  # there is nothing to report
+    random = case.origin.anonymised or not case.operations
+    if told or random or finding.finding_class in COMPARED or plays.left < 1:
+        return
+    given = Path(case.server.model)
+    model = given if (given / "tokenizer.json").is_file() else None  # whose tokens count
+    try:
+        changed = anonymise(Captured(case, read_contents(case, folder)), seed, model)
+    except UsageError as error:
+        finding.limits.append(f"not played with random texts: {error.message.rstrip('.')}")
+        return
+    for sha256, data in changed.contents.items():
+        (folder / IMAGES_DIR).mkdir(exist_ok=True)
+        write_file(folder / IMAGES_DIR / sha256, data)
+    rate, failed, made = finding.rate, 0, 0
+    try:
+        for number in range(1, 1 + (1 if rate.failed == rate.plays else MOST_PLAYS)):
+            what = f"{finding.id}: with random texts and images"
+            seen = plays.play(Wanted(changed.case, "confirm", number, what))
+            failed, made = failed + seen.has(finding.bucket), number
+            if failed:
+                break
+    except Spent:
+        pass
+    if not made:
+        return
+    finding.starts += made
+    finding.steps.append(
+        Step(
+            what=PUBLIC,
+            kept=bool(failed),
+            requests=len(case.operations),
+            failed=failed,
+            plays=made,
+            why="for what leaves this machine",
+        )
+    )
+    if failed:
+        write_case(changed.case, folder / finding.folder / PUBLIC_DIR, changed.contents)
+    else:
+        finding.limits.append(
+            f"with random texts and images of the same shape it did not show in {made} "
+            f"play{'s' * (made > 1)}: what leaves this machine may not fail"
+        )

@@ -1,0 +1,348 @@
+"""A failing case made smaller, by as few plays as it takes. Nothing here starts a server.
+
+First whole groups are left out, chosen by what a play showed: what was sent after the failing
+request, what looks healthy and shares nothing with what does not, one class of operations after the
+other. What is left of a class is searched for the operations that matter, one after the other, by
+halving. In the end each operation is left out by itself: what is left then is 1-minimal, as delta
+debugging (Zeller and Hildebrandt, IEEE TSE 28(2), 2002) calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from mmrepro.campaign.search import Spent
+from mmrepro.failure.documents.replay import Needed, Step
+from mmrepro.search.replay.simplify import (
+    Change,
+    abnormal,
+    all_at_once,
+    all_options_left_out,
+    as_it_went,
+    changes,
+    grouped,
+    kinds,
+    options_left_out,
+    sharing,
+    stand_ins,
+)
+from mmrepro.search.replay.store import Observation
+from mmrepro.traffic.case.model import Case
+
+if TYPE_CHECKING:
+    from mmrepro.search.replay.confirm import Candidates
+
+FEW, MANY = 3, 12
+"""So few of a class are left out one by one; of so many not all are needed, most likely."""
+
+
+class Verdict(NamedTuple):
+    """What the plays of one candidate said. ``seen``: of the failing one."""
+
+    fails: bool
+    failed: int
+    plays: int
+    seen: Observation | None = None
+    again: bool = False
+    """The same case was asked for before: nothing was played."""
+
+
+@dataclass
+class Shrinking:
+    """One failure's case while it shrinks.
+
+    Attributes:
+        case: the smallest one that fails; ``seen``: a failing play of it.
+        failing: operations whose answers show the failure, from a play.
+        grew: told of each step.
+        simpler: requests may be changed, and not only left out.
+        plainer: options of the server may be left out.
+        not_tried: what the budget did not allow.
+        minimal: each operation was left out by itself, or one that is alike.
+    """
+
+    case: Case
+    seen: Observation
+    test: Candidates
+    failing: Callable[[Observation], list[str]]
+    grew: Callable[[], None] = lambda: None
+    simpler: bool = True
+    plainer: bool = True
+    steps: list[Step] = field(default_factory=list)
+    needed: dict[str, Needed] = field(default_factory=dict)
+    needed_options: dict[str, Needed] = field(default_factory=dict)
+    not_tried: list[str] = field(default_factory=list)
+    minimal: bool = False
+
+    def __post_init__(self) -> None:
+        self._plan = as_it_went(self.case, self.seen)
+
+    def run(self) -> None:
+        """To the end, or until nothing more may be played."""
+        phases = (
+            ("all that looks healthy", self.bold),
+            ("what was sent after it", self.tail),
+            ("what was sent before anything went wrong", self.head),
+            ("classes of operations", self.classes),
+            ("numbers within a class", self.numbers),
+            ("simpler requests", self.simplify),
+            ("options of the server", self.options),
+            ("each operation by itself", self.singles),
+        )
+        for number, (_, phase) in enumerate(phases):
+            try:
+                phase()
+            except Spent:
+                self.not_tried += [name for name, _ in phases[number:]]
+                return
+
+    @property
+    def ids(self) -> list[str]:
+        return [op.id for op in self.case.operations]
+
+    # ------------------------------------------------------------------ large pieces
+
+    def tail(self) -> None:
+        """What was sent after the first failing operation, or else what was never sent."""
+        sent, order = self.seen.sent, {op: n for n, op in enumerate(self.seen.sent)}
+        if not sent and self.ids:
+            self._try(self._plan.keeping([]), "without any request")
+            return
+        failing = sorted(order[op] for op in self.failing(self.seen) if op in order)
+        if not failing:
+            self.keep(sent, "without what was never sent")
+            return
+        # One of them set it off, and all that came later failed with it.
+        first, last = self._culprits()[0], sent[failing[-1]]
+        if not self.keep(sent[: order[first] + 1], f"without what was sent after {first}"):
+            self.keep(sent[: failing[-1] + 1], f"without what was sent after {last}")
+
+    def bold(self) -> None:
+        """Few at once: what fails, with what went wrong before it, and who shares images.
+
+        Also of what was sent later: it may take the place of what goes.
+        """
+        failing = self._culprits()
+        ops = {op.id: op for op in self.case.operations}
+        kind = kinds(self.case, self.seen)
+        same = {op for op in self.ids if kind[op] in {kind[f] for f in failing}}
+        images = {op for op in self.ids if ops[op].images}
+        odd = sharing(self.case, [*abnormal(self.seen), *failing])
+        first = [(set(failing), "the failing operation alone")]
+        if images.intersection(failing):
+            own = {op for op in self.ids if kind[op].images == "new"} & images
+            refused = sharing(self.case, abnormal(self.seen))
+            first += [
+                (images & odd, "only what has an image and fails, was refused, or shares it"),
+                (images & (refused | own), "refused images, and all that nobody shares"),
+                (images & (odd | same), "refused images, and all of the failing one's class"),
+                (images, "only what has an image"),
+            ]
+        first += [
+            (odd, "only what fails, was refused, or shares an image with one of these"),
+            (odd | same, "these, and all that is of a failing one's class"),
+        ]
+        for keep, what in first:
+            if self.keep(keep, what):
+                return
+
+    def head(self) -> None:
+        """What was sent before anything went wrong."""
+        odd = sharing(self.case, [*abnormal(self.seen), *self._culprits()])
+        sent = [op for op in self.seen.sent if op in self.ids]
+        first = next((n for n, op in enumerate(sent) if op in odd), 0)
+        if first:
+            self.drop(sent[:first], f"without what was sent before {sent[first]}")
+
+    def classes(self) -> None:
+        """One class of operations after another, the largest first."""
+        kind = kinds(self.case, self.seen)
+        failing = set(self._culprits())
+        for name, members in grouped(kind, self.ids).items():
+            gone = [op for op in members if op in self.ids and op not in failing]
+            if FEW < len(gone) < len(self.ids):
+                self.drop(gone, f"without the {len(gone)} × {name}")
+
+    # ------------------------------------------------------------------ within a class
+
+    def numbers(self) -> None:
+        """Of each class that is needed only those that are."""
+        kind, order = kinds(self.case, self.seen), {op: n for n, op in enumerate(self.seen.sent)}
+        failing = set(self._culprits())
+        for name, members in grouped(kind, self.ids).items():
+            rest = [op for op in members if op not in failing]
+            if len(rest) > FEW:
+                rest.sort(key=lambda op: order.get(op, len(order)))
+                self._search(rest, str(name))
+
+    def _search(self, rest: list[str], name: str) -> None:
+        """The operations that matter, oldest first: all before the next one may go.
+
+        ``rest`` was left out as a whole before, and it did not fail then.
+        """
+        while len(rest) > MANY:
+            rest = rest[self._most(rest, name) + 1 :]
+            if self.drop(rest, f"without the other {len(rest)} × {name}"):
+                return
+        while len(rest) >= FEW:  # of a few, halves; what stays then is left out one by one
+            halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+            what = f"of the other {len(rest)} × {name}"
+            gone = next((h for h in halves if self.drop(h, f"without {len(h)} {what}")), None)
+            if gone is None:
+                return
+            rest = [op for op in rest if op not in gone]
+
+    def _most(self, rest: Sequence[str], name: str) -> int:
+        """How many of the first of ``rest`` may go together: the next one is needed."""
+        low, high = 0, len(rest)  # without `low` it fails, without `high` it does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.drop(rest[:middle], f"without the first {middle} of {len(rest)} × {name}"):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    # ------------------------------------------------------------------ one by one
+
+    def singles(self) -> None:
+        """Each operation left out by itself, until none can be."""
+        before = -1
+        while len(self.ids) not in (before, 1, 0):
+            before = len(self.ids)
+            self._each_once()
+        for op in self.ids:  # one alone is left
+            self.needed.setdefault(op, Needed(what=op, why="it is the only request"))
+        self.minimal = True
+
+    def _each_once(self) -> None:
+        groups = stand_ins(self.case, self.seen)
+        stands = {op: group[0] for group in groups for op in group[1:]}
+        try:
+            odd = set(abnormal(self.seen)) | set(self._culprits())
+            first = sorted((g[0] for g in groups), key=lambda op: op in odd)  # these hardly go
+            order, size = [*first, *stands], self.test.jobs
+            for start in range(0, len(order), size):
+                self._leave_out(order[start : start + size])
+        except Spent:
+            missing = [op for op in self.ids if op not in self.needed]
+            if any(stands.get(op) not in self.needed for op in missing):
+                raise
+            for op in missing:
+                self.needed[op] = self.needed[stands[op]].model_copy(
+                    update={"what": op, "by": stands[op]}
+                )
+            if missing:
+                alone = f"{len(missing)} operations by themselves: one that is alike stands in"
+                self.not_tried.append(alone)
+        finally:
+            self.needed = {op: why for op, why in self.needed.items() if op in self.ids}
+
+    def _leave_out(self, batch: Sequence[str]) -> None:
+        ids = self.ids
+        batch = [op for op in batch if op in ids]
+        if len(ids) < 2 or not batch:
+            return
+        asked = [
+            (self._plan.keeping([other for other in ids if other != op]), f"without {op}")
+            for op in batch
+        ]
+        verdicts = self.test.several(asked)
+        for op, (case, what), verdict in zip(batch, asked, verdicts, strict=True):
+            if len(self.ids) < len(ids) and verdict.fails:  # another one has gone meanwhile
+                rest = [other for other in self.ids if other != op]
+                if rest:
+                    self.keep(rest, what)
+                continue
+            self._note(case, what, verdict)
+            if not verdict.fails:
+                others = f"the other {len(case.operations)} requests"
+                self.needed[op] = Needed(what=op, why=_why(verdict, others))
+
+    # ------------------------------------------------------------------ simpler
+
+    def simplify(self) -> None:
+        """The requests that are left, made simpler; as far as each of them can still be tried."""
+        if self.simpler and self._affords(1) and (change := all_at_once(self.case, self.seen)):
+            if self._change(change):
+                return
+            for single in changes(self.case, self.seen):
+                if not self._affords(1):
+                    self.not_tried.append("further simplifications of the requests")
+                    return
+                self._change(single)
+
+    def options(self) -> None:
+        """All options of the server left out, or each by itself."""
+        if not self.plainer:
+            return
+        every = all_options_left_out(self.case)
+        if every and self._affords(1) and self._change(every):
+            return
+        for change in list(options_left_out(self.case)):
+            if not self._affords(1):
+                self.not_tried.append("further options of the server")
+                return
+            verdict = self._try(change.made(self.case), change.what)
+            if not verdict.fails:
+                why = _why(verdict, "the same requests")
+                self.needed_options[change.name] = Needed(what=change.name, why=why)
+
+    def _change(self, change: Change) -> bool:
+        case = change.made(self.case)
+        return case == self.case or self._try(case, change.what).fails
+
+    def _affords(self, plays: int) -> bool:
+        """Whether one operation of each kind can still be left out afterwards."""
+        return self.test.left >= plays + len(stand_ins(self.case, self.seen))
+
+    # ------------------------------------------------------------------ steps
+
+    def keep(self, ids: Sequence[str] | set[str], what: str) -> bool:
+        """Whether the case with only these fails; then it is the case."""
+        chosen = [op for op in self.ids if op in ids]
+        if len(chosen) == len(self.ids) or (not chosen and self.ids):
+            return False
+        return self._try(self._plan.keeping(chosen), what).fails
+
+    def drop(self, ids: Sequence[str], what: str) -> bool:
+        return self.keep([op for op in self.ids if op not in ids], what)
+
+    def _try(self, case: Case, what: str) -> Verdict:
+        verdict = self.test(case, what)
+        self._note(case, what, verdict)
+        return verdict
+
+    def _note(self, case: Case, what: str, verdict: Verdict) -> None:
+        if verdict.fails:
+            self.case = self._plan = case
+            self.seen = verdict.seen or self.seen
+        if verdict.again and not verdict.fails:
+            return
+        self.steps.append(
+            Step(
+                what=what,
+                kept=verdict.fails,
+                requests=len(case.operations),
+                failed=verdict.failed,
+                plays=verdict.plays,
+            )
+        )
+        self.grew()
+
+    def _culprits(self) -> list[str]:
+        """The operation that most likely set it off: of those that show it the first one that was
+        sent, with an image if there is such a one; the last one that was sent, if none shows it."""
+        ids = self.ids
+        sent = [op for op in self.seen.sent if op in ids] or ids
+        shown = set(self.failing(self.seen))
+        images = {op.id for op in self.case.operations if op.images}
+        found = [op for op in sent if op in shown]
+        return ([op for op in found if op in images] or found or sent[-1:])[:1]
+
+
+def _why(verdict: Verdict, of: str) -> str:
+    plays = f"{verdict.plays} play{'s' * (verdict.plays > 1)}"
+    return f"without it: no such failure in {plays} of {of}"

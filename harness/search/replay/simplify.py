@@ -1,0 +1,305 @@
+"""Smaller and simpler forms of a case: which operations look alike, their order, their options."""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from mmrepro.search.replay.store import Observation
+from mmrepro.traffic.case.model import Case, Collision, Content, Image, Noise, Operation, Part
+
+
+def as_sent(case: Case, seen: Observation) -> Case:
+    """``case`` with its requests in the order in which they were sent; without those that never
+    were, and without what they wait for."""
+    operations = {op.id: op for op in case.operations}
+    sent = [operations[id].model_copy(update={"after": []}) for id in seen.sent]
+    kept = case.keeping([op.id for op in sent])
+    return kept.model_copy(update={"operations": sent})
+
+
+class _Span(NamedTuple):
+    sent: float
+    end: float
+    place: int
+
+
+def as_it_went(case: Case, seen: Observation) -> Case:
+    """``case`` in which each operation also waits for those that had ended when it was sent.
+
+    How many run at a time puts requests in an order that is gone with those between them: without
+    a hundred requests in between, the last ones are sent beside the first. What overlapped in the
+    play may do so still. What had no answer is taken to have ended with the play, and what was
+    never sent to come after it, one by one.
+    """
+    spans = _spans(case, seen)
+    by_end = sorted(spans, key=lambda span: span.end)
+    ends = [span.end for span in by_end]
+    latest = list(accumulate((span.sent for span in by_end), max))
+    ids = [op.id for op in case.operations]
+    operations = []
+    for span, op in zip(spans, case.operations, strict=True):
+        before = bisect_right(ends, span.sent)
+        after = list(op.after)
+        if before:
+            # Who had ended before another one of them was sent is waited for by that one.
+            first = bisect_right(ends, latest[before - 1])
+            last = next(one for one in by_end[:before] if one.sent == latest[before - 1])
+            waited = {*by_end[first:before], last}
+            names = (f"{ids[p]}.end" for p in sorted(w.place for w in waited) if p < span.place)
+            after = list(dict.fromkeys([*after, *names]))
+        operations.append(op.model_copy(update={"after": after}))
+    return case.model_copy(update={"operations": operations})
+
+
+def _spans(case: Case, seen: Observation) -> list[_Span]:
+    """Of each operation, in the case's order; of what had none, a made-up one after all others."""
+    known = list(seen.times.values())
+    close = max((end for _, end in known if end is not None), default=0.0)
+    close = max(close, *(sent for sent, _ in known)) + 1 if known else 1.0
+    spans, later = [], close
+    for place, op in enumerate(case.operations):
+        if op.id in seen.times:
+            sent, end = seen.times[op.id]
+            spans.append(_Span(sent, close if end is None else end, place))
+        else:
+            spans.append(_Span(later, later + 1, place))
+            later += 2
+    return spans
+
+
+# ---------------------------------------------------------------------- operations that look alike
+
+
+class Kind(NamedTuple):
+    """What decides whether two operations are dropped together."""
+
+    path: str
+    answer: str
+    images: str
+    leave: bool
+
+    def __str__(self) -> str:
+        with_images = {"none": "without image", "new": "with images of their own"}
+        shown = with_images.get(self.images, "with an image that others have, too")
+        left = ", whose client goes away" if self.leave else ""
+        return f"{self.path} {shown}, answered {self.answer}{left}"
+
+
+def kinds(case: Case, seen: Observation) -> dict[str, Kind]:
+    """The kind of each operation, by what the attempt ``seen`` showed of it."""
+    shared = shared_images(case)
+    found = {}
+    for op in case.operations:
+        answer = seen.answers.get(op.id, "")
+        # One that is stuck would have been answered.
+        known = answer if answer[:1] in ("4", "5") else "200"
+        images = "none" if not op.images else "shared" if shared.intersection(op.images) else "new"
+        found[op.id] = Kind(op.path, known, images, bool(op.leave))
+    return found
+
+
+def grouped(kinds: Mapping[str, Kind], ids: Iterable[str]) -> dict[Kind, list[str]]:
+    """``ids`` by their kind, the largest group first."""
+    groups: dict[Kind, list[str]] = {}
+    for op in ids:
+        groups.setdefault(kinds[op], []).append(op)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
+def stand_ins(case: Case, seen: Observation) -> list[list[str]]:
+    """Operations of which one may stand for the others: of one kind, with as many images of the
+    same sizes that no other operation has, the same parameters and about as long a text."""
+    shared, kind = shared_images(case), kinds(case, seen)
+    groups: dict[object, list[str]] = {}
+    for number, op in enumerate(case.operations):
+        texts = [part.text or "" for message in op.messages or [] for part in message.parts()]
+        looks = (
+            kind[op.id],
+            seen.sizes.get(op.id, ""),
+            tuple(sorted((name, repr(value)) for name, value in op.parameters.items())),
+            op.stream,
+            op.leave,
+            (sum(map(len, texts)) + len(str(op.prompt or ""))).bit_length(),
+        )
+        own = op.id in seen.sent and not shared.intersection(op.images)
+        groups.setdefault(looks if own else number, []).append(op.id)
+    return list(groups.values())
+
+
+def sharing(case: Case, ids: Iterable[str]) -> set[str]:
+    """Those that have an image in common with one of ``ids``; these themselves as well."""
+    chosen = set(ids)
+    seeds = {name for op in case.operations if op.id in chosen for name in op.images}
+    groups = _families(case)
+    wanted = {groups[name] for name in seeds}
+    return chosen | {
+        op.id for op in case.operations if any(groups[name] in wanted for name in op.images)
+    }
+
+
+def shared_images(case: Case) -> set[str]:
+    """Images that are used more than once, under whatever name, or that others are made of."""
+    groups = _families(case)
+    uses = Counter(groups[name] for op in case.operations for name in op.images)
+    return {name for name, group in groups.items() if uses[group] > 1}
+
+
+def _families(case: Case) -> dict[str, str]:
+    """Each image's first relative: one with the same bytes, or that it is made of."""
+    found: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    for name, image in case.images.items():
+        if isinstance(image, Content):
+            found[name] = contents.setdefault(image.sha256, name)
+        elif isinstance(image, Collision):
+            found[name] = contents.setdefault(image.family, name)
+        else:
+            found[name] = found.get(getattr(image, "of", ""), name)
+    return found
+
+
+def abnormal(seen: Observation) -> list[str]:
+    """Operations with another answer than 200, and none that is stuck."""
+    return [op for op in seen.sent if seen.answers.get(op, "")[:1] in ("4", "5")]
+
+
+# ----------------------------------------------------------------------------------------- simpler
+
+WORDS = 3
+KEPT = frozenset({"max_tokens", "max_completion_tokens", "prompt_logprobs", "n"})
+"""Parameters that bound an answer: without them it would be a longer one, and no simpler."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One simplification. ``name``: what it takes away, where it takes one thing away."""
+
+    what: str
+    made: Callable[[Case], Case]
+    name: str = ""
+
+
+def changes(case: Case, seen: Observation) -> list[Change]:
+    """Those that change ``case``, the ones that tell a reader the most first."""
+    refused = {op for op, answer in seen.answers.items() if answer.startswith("4")}
+
+    def fewer(op: Operation) -> dict[str, Any]:
+        kept = {name: value for name, value in op.parameters.items() if name in KEPT}
+        return {"parameters": kept}
+
+    offered = (
+        Change("one request after another", in_order),
+        Change(
+            "no streams, and no client that goes away",
+            lambda c: _each(c, lambda op: {"stream": False, "leave": ""}),
+        ),
+        Change("no parameters but those that bound the answer", lambda c: _each(c, fewer)),
+        Change("short texts", lambda c: _each(c, lambda op: _shorter(op, refused))),
+        Change("noise of the same size in the place of the pictures", lambda c: _noise(c, seen)),
+    )
+    return [change for change in offered if change.made(case) != case]
+
+
+def all_at_once(case: Case, seen: Observation) -> Change | None:
+    """All of :func:`changes` together; None: there are none."""
+    single = changes(case, seen)
+    if not single:
+        return None
+
+    def made(case: Case) -> Case:
+        for change in single:
+            case = change.made(case)
+        return case
+
+    return Change("; ".join(change.what for change in single), made)
+
+
+def all_options_left_out(case: Case) -> Change | None:
+    """None: there are not several."""
+    if len(_options(case.server.args)) < 2:
+        return None
+    server = case.server.model_copy(update={"args": []})
+    return Change("without any option", lambda c: c.model_copy(update={"server": server}))
+
+
+def options_left_out(case: Case) -> Iterator[Change]:
+    """The same server without one of its options, with the values that follow it."""
+    for words in _options(case.server.args):
+        name = " ".join(words)
+        yield Change(f"without the option {name}", functools.partial(_without, words), name)
+
+
+def _options(args: list[str]) -> list[tuple[str, ...]]:
+    groups: list[list[str]] = []
+    for word in args:
+        if word.startswith("--") or not groups:
+            groups.append([])
+        groups[-1].append(word)
+    return [tuple(group) for group in groups]
+
+
+def _without(words: tuple[str, ...], case: Case) -> Case:
+    left = [group for group in _options(case.server.args) if group != words]
+    args = [word for group in left for word in group]
+    return case.model_copy(update={"server": case.server.model_copy(update={"args": args})})
+
+
+def in_order(case: Case) -> Case:
+    """One request after another."""
+    operations: list[Operation] = []
+    for op in case.operations:
+        after = [f"{operations[-1].id}.end"] if operations else []
+        operations.append(op.model_copy(update={"after": after}))
+    return case.model_copy(update={"operations": operations})
+
+
+def _shorter(op: Operation, refused: set[str]) -> dict[str, Any]:
+    """Of each message the first words; of a request that was refused, perhaps for its length, the
+    text stays."""
+    if op.id in refused or op.messages is None:
+        return {}
+    messages = []
+    for message in op.messages:
+        content: str | list[Part] = [
+            part if part.text is None else part.model_copy(update={"text": _words(part.text)})
+            for part in message.parts()
+        ]
+        if isinstance(message.content, str):
+            content = _words(message.content)
+        messages.append(message.model_copy(update={"content": content}))
+    return {"messages": messages}
+
+
+def _words(text: str) -> str:
+    words = text.split()
+    return text if len(words) <= WORDS else " ".join(words[:WORDS])
+
+
+def _noise(case: Case, seen: Observation) -> Case:
+    """Only where an attempt told the size; what is one picture stays one."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for op in case.operations:
+        told = seen.sizes.get(op.id, "").split()
+        if len(told) == len(op.images):
+            for name, text in zip(op.images, told, strict=True):
+                width, height = map(int, text.split("x"))
+                if width and height:
+                    sizes[name] = (width, height)
+    images: dict[str, Image] = dict(case.images)
+    seeds: dict[str, int] = {}
+    for name, image in case.images.items():
+        if isinstance(image, Content) and name in sizes:
+            seed = seeds.setdefault(image.sha256, len(seeds) + 1)
+            images[name] = Noise(seed=seed, size=sizes[name])
+    return case.model_copy(update={"images": images})
+
+
+def _each(case: Case, change: Callable[[Operation], dict[str, Any]]) -> Case:
+    operations = [op.model_copy(update=change(op)) for op in case.operations]
+    return case.model_copy(update={"operations": operations})

@@ -1,0 +1,373 @@
+"""What attempts showed, and a replay in its folder: its document, and the journal of its attempts.
+
+Whoever goes on with it repeats none that ended.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+
+import mmrepro
+from mmrepro.base.machine import journal
+from mmrepro.base.machine.host import host_facts
+from mmrepro.base.machine.journal import Journal, JournalKind, Line
+from mmrepro.base.records import Moment, Record
+from mmrepro.base.text.redact import Redactor
+from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
+from mmrepro.failure.documents.diagnosis import Match
+from mmrepro.failure.documents.replay import (
+    REPLAY_FILE,
+    VERDICTS_FILE,
+    Finding,
+    Fuzz,
+    Learnt,
+    PlayFacts,
+    Replay,
+    Sighting,
+)
+from mmrepro.run.judge import Deadlines
+from mmrepro.search.oracle.judged import Judged, alike
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.traffic.case.files import case_digest
+from mmrepro.traffic.case.model import Case, Operation
+from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.evidence import RequestRecord
+from pydantic import Field, TypeAdapter, ValidationError
+
+STUCK, LEFT, UNSENT, BROKEN = "stuck", "left", "unsent", "broken"
+_SHOWN = 160
+_FRAMES, _LINES = 12, 12
+
+
+class Named(Record):
+    """What a look at the server, or its log, said of a known failure.
+
+    ``bucket``: of the failure that was looked for.
+    """
+
+    bucket: str = ""
+    known: Annotated[str | None, Field(description="a scenario that fits in all conditions")] = None
+    variant: str = ""
+    why: str = ""
+    diagnosis: Annotated[str, Field(description="folder of its incident, below the play's")] = ""
+
+
+class LiveLook(Record):
+    """What a look at a server that still lived told.
+
+    Attributes:
+        matches: known failures, by their signatures; None: nobody looked, and ``why``.
+        diagnosis: folder of its incident, below the attempt's.
+        learnt: of its limits.
+    """
+
+    matches: list[Match] | None = None
+    why: str = ""
+    diagnosis: str = ""
+    learnt: list[Learnt] = []
+
+
+class Observation(Record):
+    """One play, judged."""
+
+    play: PlayFacts
+    sightings: list[Sighting] = []
+    counted: dict[str, int] = {}
+    unseen: list[str] = []
+    said: str = ""
+    sent: Annotated[list[str], Field(description="operations in the order they were sent")] = []
+    times: Annotated[
+        dict[str, tuple[float, float | None]],
+        Field(description="operation: sent and ended, in seconds; None: it has no answer"),
+    ] = {}
+    answers: Annotated[
+        dict[str, str], Field(description="operation: its status, stuck, left, unsent or broken")
+    ] = {}
+    observed: Annotated[dict[str, str], Field(description="operation: what came, for people")] = {}
+    sizes: Annotated[dict[str, str], Field(description="operation: of its images")] = {}
+    stack: Annotated[list[str], Field(description="where it stands, innermost first")] = []
+    log_lines: list[str] = []
+    deadline_s: float = 0.0
+    folder: Annotated[str, Field(description="of the play, below the replay's")] = ""
+    named: Named | None = None
+
+    def has(self, bucket: str) -> bool:
+        return any(alike(seen, bucket) for seen in self.play.buckets)
+
+    def sighting(self, bucket: str) -> Sighting | None:
+        return next((s for s in self.sightings if alike(s.bucket, bucket)), None)
+
+    @property
+    def stuck(self) -> list[str]:
+        """In the order they were sent."""
+        return [op for op in self.sent if self.answers.get(op) == STUCK]
+
+
+def observation_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Observation:
+    """``play`` gets the state and the buckets."""
+    play.state, play.early = played.state.value, played.early
+    play.buckets = list(dict.fromkeys(s.bucket for s in judged.sightings))
+    play.start_s, play.seconds = played.start_s, played.seconds
+    records = {r.label: r for r in played.evidence.requests}
+    mine = [(op, records.get(op.id)) for op in case.operations]
+    began = min((r.sent.mono for _, r in mine if r is not None), default=0.0)
+    sent = sorted((r.sent.mono, number) for number, (_, r) in enumerate(mine) if r is not None)
+    stuck = set(played.stuck)
+    stack = played.frames  # of the exception, where no thread was looked at
+    if played.stack:
+        stack = [f"{f.name} ({f.file}:{f.line})" for f in played.stack[0].frames]
+    return Observation(
+        play=play,
+        sightings=judged.sightings,
+        counted=judged.counted,
+        unseen=judged.unseen,
+        said=played.said,
+        sent=[case.operations[number].id for _, number in sent],
+        times={
+            op.id: (
+                round(r.sent.mono - began, 4),
+                None if op.id in stuck else round(r.sent.mono - began + r.latency_s, 4),
+            )
+            for op, r in mine
+            if r is not None
+        },
+        answers={op.id: _answer(op, r, stuck) for op, r in mine},
+        observed={op.id: _observed(op, r, stuck) for op, r in mine},
+        sizes={
+            op.id: " ".join(f"{i.width}x{i.height}" for i in r.images)
+            for op, r in mine
+            if r is not None and r.images
+        },
+        stack=stack[:_FRAMES],
+        log_lines=played.causes[:_LINES],
+        deadline_s=played.deadline_s,
+    )
+
+
+def _answer(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str:
+    if op.id in stuck:
+        return STUCK
+    if record is None:
+        return UNSENT
+    if record.status is not None and record.status >= 400:
+        return str(record.status)
+    if op.leave:
+        return LEFT
+    return BROKEN if record.status is None or record.error else str(record.status)
+
+
+def _observed(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str:
+    """In the forms that ``Finding.observed`` names."""
+    if record is None:
+        return "not sent"
+    if op.id in stuck:
+        return f"no answer in {record.latency_s:.1f} s"
+    if op.leave and (record.status is None or record.status < 400):
+        return f"left after {op.leave}"
+    text = record.reply if record.status is None or record.status >= 400 else record.text
+    shown = " ".join(text.split())[:_SHOWN]
+    known = f"{record.status or 'no answer'}"
+    return shown if shown.startswith(known) else f"{known} {shown}".strip()
+
+
+# -------------------------------------------------------------------------------------- the folder
+
+How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "silent"]
+"""What an attempt is for, as far as it changes how it is made."""
+PLAYS_DIR = "plays"
+BLOCKS = 6
+"""Of a case that is sent in blocks: an idle server is read after each, for what grows."""
+WriteReplay = Callable[[Replay, Path], object]
+
+
+class Key(NamedTuple):
+    """One attempt: its case (and into how many blocks it was cut), how it was made, and which of
+    several alike it is."""
+
+    digest: str
+    how: How
+    nth: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As a line has them."""
+        return {"digest": self.digest, "how": self.how, "index": self.nth}
+
+
+class Wanted(NamedTuple):
+    """One attempt that is asked for."""
+
+    case: Case
+    how: How
+    nth: int
+    what: str
+
+
+class Head(journal.Head):
+    """The first line: whose attempts follow."""
+
+    case: Annotated[str, Field(description="digest of the case, before anything was left out")]
+
+    def other_than(self, asked: Self) -> str:
+        same_maker = self.mmrepro_version == asked.mmrepro_version
+        if same_maker and self.case != asked.case:
+            return "is of another case"
+        return super().other_than(asked)
+
+
+class _OfAttempt(Line):
+    number: int
+    digest: str
+    how: How
+    index: int
+
+
+class Began(_OfAttempt):
+    kind: Literal["began"] = "began"
+    what: str
+    requests: int
+
+
+class Ended(_OfAttempt):
+    kind: Literal["ended"] = "ended"
+    seen: Observation
+    answer_s: Annotated[float | None, Field(description="of a calibration: the deadline")] = None
+    suspect_s: float | None = None
+    rule: str = ""
+
+    @property
+    def once(self) -> str:
+        return f"Attempt {self.index} ({self.how}) of {self.digest} ended"
+
+    @property
+    def key(self) -> Key:
+        return Key(self.digest, self.how, self.index)
+
+    @property
+    def deadlines(self) -> Deadlines | None:
+        if self.answer_s is None or self.suspect_s is None:
+            return None
+        return Deadlines(self.answer_s, self.suspect_s, self.rule)
+
+
+AnyLine: TypeAlias = Annotated[Head | Began | Ended, Field(discriminator="kind")]
+VERDICTS = JournalKind("replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(AnyLine))
+
+
+class ReplayFolder:
+    """A replay in progress; also a context manager. ``replay`` is valid, if partial, at every
+    moment.
+
+    Attributes:
+        ended: what attempts showed, those of an earlier call included.
+
+    Raises:
+        UsageError, BadIncident: as :class:`Journal`.
+    """
+
+    def __init__(
+        self, folder: Path, case: Case, options: ReplayCommand, write: WriteReplay
+    ) -> None:
+        """``write`` writes the documents below the folder, each time that they have grown; the
+        findings' folders with their ``case.json`` are there by then."""
+        self.folder, self.case, self.options = folder, case, options
+        self._write_documents = write
+        decides = {
+            "--time": options.time,
+            "--budget": str(options.budget),
+            "--repeat": str(options.repeat),
+            "--no-shrink": "" if options.shrink else "yes",
+            "--seed": str(options.seed),
+        }
+        head = Head(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            case=case_digest(case),
+            decides=decides,
+        )
+        self.journal = Journal(VERDICTS, folder, head)
+        kept = [line for line in self.journal.kept if isinstance(line, Ended)]
+        self.ended: dict[Key, Ended] = {line.key: line for line in kept}
+        self.replay = self._blank()
+        self.write()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
+
+    def begin_attempt(self, key: Key, facts: PlayFacts) -> None:
+        """Write down that it is made."""
+        number, what, asked = facts.number, facts.what, facts.requests
+        self.journal.append(Began(**key.fields, number=number, what=what, requests=asked))
+
+    def end_attempt(self, key: Key, seen: Observation, deadlines: Deadlines | None = None) -> Ended:
+        """Write down what it showed. Raises UsageError: it ended before."""
+        measured = {} if deadlines is None else asdict(deadlines)
+        line = Ended(**key.fields, number=seen.play.number, seen=seen, **measured)
+        self.ended[key] = self.journal.append(line)
+        return self.ended[key]
+
+    def attempted(self, facts: Iterable[PlayFacts], *, kept_s: float = 0.0) -> None:
+        """Another attempt is known. ``kept_s``: seconds of it that an earlier call spent."""
+        self.replay.plays = [one for one in facts if one.state]
+        self.replay.kept_s += kept_s
+        if not self.replay.start_mode:
+            note_server(self.replay, sorted(self.folder.glob(f"{PLAYS_DIR}/*")))
+        self.write()
+
+    def grew(self, finding: Finding) -> None:
+        """A finding has more to say."""
+        others = [f for f in self.replay.findings if f.id != finding.id]
+        self.replay.findings = sorted([*others, finding], key=lambda f: int(f.id[1:]))
+        self.write()
+
+    def end(self, state: Literal["complete", "interrupted", "failed"], failure: str = "") -> None:
+        self.replay.state, self.replay.failure = state, failure
+        self.replay.finished = Moment.now()
+        self.write()
+
+    def write(self) -> None:
+        self._write_documents(Redactor().redact_model(self.replay), self.folder)
+
+    def _blank(self) -> Replay:
+        options, case = self.options, self.case
+        resume = options.command_line(out=None, resume=self.folder)
+        return Replay(
+            mmrepro_version=mmrepro.__version__,
+            id=self.journal.head.id,
+            created=Moment.now(),
+            state="interrupted",
+            failure=f"the replay has not ended; to resume, run: {resume}",
+            command=options.command_line(),
+            resume=resume,
+            origin=case.origin,
+            server=case.server,
+            requests=len(case.operations),
+            images=len(case.images),
+            time=options.time,
+            seed=options.seed,
+            host=host_facts(),
+            fidelity=Fidelity.CPU,
+            budget=options.budget,
+        )
+
+
+def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
+    """How the server was set up, by the first incident of a start that is in one of them."""
+    for folder in folders:
+        try:
+            incident = Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
+        except (OSError, ValidationError):
+            continue
+        engine = incident.engine
+        document.settings, document.wheel = engine.settings, engine.wheel
+        document.packages, document.start_mode = engine.packages, engine.start_mode
+        document.fidelity, document.stand_ins = incident.fidelity, incident.stand_ins
+        document.host = incident.host
+        return

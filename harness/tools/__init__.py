@@ -1,0 +1,1 @@
+"""Commands beside the flow: ``collide``, ``catalogue``, ``check``."""

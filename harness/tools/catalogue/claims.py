@@ -1,0 +1,133 @@
+"""Every claim of the original reports, with the recorded run that judged it.
+
+``tests/evidence/record.py --table`` makes the shipped file (``scenarios/data/claims.json``) from
+the recordings in ``tests/evidence``. ``mmrepro claims`` prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from mmrepro.base.records import Fidelity, Record
+from mmrepro.failure.documents import ClaimStatus, Incident
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.tools.catalogue.recorded import ON_GPU, of_incident, shipped
+from packaging.version import Version
+from pydantic import Field
+
+VERSION: Final = 1
+
+
+class Judgement(Record):
+    status: ClaimStatus
+    observed: str
+    release: str
+    command: Annotated[str, Field(description="repeats the run")]
+    at: Annotated[datetime, Field(description="when it began, UTC")]
+    fidelity: Fidelity | None = None
+    source: Annotated[str, Field(description="where the run is kept, in mmrepro's repository")]
+
+
+class JudgedClaim(Record):
+    """One claim of a scenario, or of several of its variants that say it in the same words."""
+
+    scenario: str
+    variants: list[str]
+    id: str
+    text: str
+    made_in: Annotated[str, Field(description="the report, issue or article")]
+    judged: Judgement
+    elsewhere: Annotated[
+        list[Judgement],
+        Field(description="plain runs of other releases that say otherwise, one a release"),
+    ] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self.scenario}:{self.id}"
+
+
+class Claims(Record):
+    schema_version: Literal[1] = VERSION
+    claims: list[JudgedClaim]
+
+
+def load(path: Path) -> list[JudgedClaim]:
+    """The claims of a data file.
+
+    Raises:
+        InfrastructureError: it is not there, or is none.
+    """
+    return shipped(path, Claims, "claims").claims
+
+
+def dumped(claims: Sequence[JudgedClaim]) -> str:
+    """The data file's text: a claim a line."""
+    lines = ",\n".join(one.model_dump_json(exclude_defaults=True) for one in claims)
+    return f'{{"schema_version": {VERSION}, "claims": [\n{lines}\n]}}\n'
+
+
+def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
+    """The claims that were judged in these runs, each told by the run that says most of it.
+
+    Args:
+        incidents: where each is kept, and what it says.
+    """
+    claims: dict[tuple[str, str, str], list[_Said]] = {}
+    for source, incident in incidents:
+        run = of_incident(incident, source)
+        if run is None:
+            continue
+        own = load_scenario(run.scenario).with_variant(run.variant).release == run.release
+        for claim in incident.claims:
+            told = Judgement(
+                status=claim.status,
+                observed=claim.observed,
+                release=run.release,
+                command=incident.command,
+                at=run.at,
+                fidelity=run.fidelity,
+                source=source,
+            )
+            key = (run.scenario, claim.id, claim.text)
+            said = _Said(told, run.variant, claim.source, plain=run.plain, own=own)
+            claims.setdefault(key, []).append(said)
+    return [_of(*key, said) for key, said in sorted(claims.items())]
+
+
+class _Said:
+    """A judgement and where it stands among those of its claim."""
+
+    def __init__(
+        self, told: Judgement, variant: str, made_in: str, *, plain: bool, own: bool
+    ) -> None:
+        self.told, self.variant, self.made_in, self.plain = told, variant, made_in, plain
+        self.decides = told.status is not ClaimStatus.NOT_TESTED
+        on_cpu = told.fidelity not in ON_GPU
+        self.weight = (self.decides, plain and own, plain or not self.decides, on_cpu, told.at)
+
+
+def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim:
+    best = max(said, key=lambda one: one.weight)
+    others = {
+        one.told.release: one.told
+        for one in sorted(said, key=lambda one: one.weight)
+        if one.plain and one.decides and one.told.status is not best.told.status
+    }
+    others.pop(best.told.release, None)
+    return JudgedClaim(
+        scenario=scenario,
+        variants=sorted({one.variant for one in said if one.variant}),
+        id=id,
+        text=text,
+        made_in=", ".join(sorted({one.made_in for one in said})),
+        judged=best.told,
+        elsewhere=[others[release] for release in sorted(others, key=Version)],
+    )
+
+
+def words(status: ClaimStatus) -> str:
+    return status.value.replace("-", " ")

@@ -1,0 +1,161 @@
+"""Recorded runs in short: what was run, when, and what came of it.
+
+The file that an installed mmrepro has (``scenarios/data/recorded_runs.json``) is made of the
+recordings in ``tests/evidence`` and of ledgers by ``tests/evidence/record.py --table``.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+from mmrepro.base.errors import InfrastructureError
+from mmrepro.base.machine.files import read_file
+from mmrepro.base.records import Fidelity, Record, Unfit, parsed
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
+from mmrepro.history.ledger import History
+from packaging.version import InvalidVersion, Version
+from pydantic import Field
+
+R = TypeVar("R", bound=Record)
+
+VERSION: Final = 1
+MAX_BYTES: Final = 8 << 20
+CHANGES: Final = ("--mitigation", "--flip", "--server-arg", "--option")
+"""Options of ``mmrepro run`` that make another experiment of a scenario."""
+UPGRADE: Final = "release"
+"""The mitigation that is another release: a plain run of that one."""
+ON_GPU: Final = (Fidelity.GPU, Fidelity.GPU_STAND_IN)
+
+
+class RecordedRun(Record):
+    scenario: str
+    variant: str = ""
+    engine: str
+    release: str
+    at: Annotated[datetime, Field(description="when it began, UTC")]
+    outcome: Outcome
+    fidelity: Fidelity | None = None
+    mitigations: Annotated[list[str], Field(description="that were applied")] = []
+    changes: Annotated[
+        list[str], Field(description="other words of its command that made it another experiment")
+    ] = []
+    helped: Annotated[
+        bool | None,
+        Field(description="the mitigation was seen to take the cause away; None: not judged"),
+    ] = None
+    source: Annotated[str, Field(description="where the run is kept, in mmrepro's repository")] = ""
+
+    @property
+    def plain(self) -> bool:
+        """The scenario as it is declared, on that release."""
+        return not self.changes and set(self.mitigations) <= {UPGRADE}
+
+    @property
+    def version(self) -> Version:
+        return Version(self.release)
+
+
+class RecordedRuns(Record):
+    schema_version: Literal[1] = VERSION
+    runs: list[RecordedRun]
+
+
+def load(path: Path) -> list[RecordedRun]:
+    """The runs of a data file.
+
+    Raises:
+        InfrastructureError: it is not there, or is none.
+    """
+    return shipped(path, RecordedRuns, "recorded runs").runs
+
+
+def shipped(path: Path, of: type[R], what: str) -> R:
+    """A data file that comes with mmrepro; ``what`` it lists.
+
+    Raises:
+        InfrastructureError: it is not there, or is none.
+    """
+    hint = "it comes with mmrepro: install that again"
+    try:
+        return parsed(of, read_file(path, MAX_BYTES))
+    except OSError as error:
+        why = f"{path.name} cannot be read: {error.strerror or error}."
+    except Unfit as error:
+        why = f"{path.name} holds no {what}: {error}."
+    raise InfrastructureError(f"The list of {what} in {why}", hint=hint)
+
+
+def dumped(runs: Iterable[RecordedRun]) -> str:
+    """The data file's text: a run a line, in an order that does not depend on how they came."""
+    ordered = sorted(runs, key=lambda r: (r.scenario, r.variant, _sortable(r), r.at, r.source))
+    lines = [r.model_dump_json(exclude_defaults=True) for r in ordered]
+    head = json.dumps({"schema_version": VERSION})[:-1]
+    return f'{head}, "runs": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _sortable(run: RecordedRun) -> Version:
+    try:
+        return run.version
+    except InvalidVersion:
+        return Version("0")
+
+
+def of_incident(incident: Incident, source: str) -> RecordedRun | None:
+    """None: it reached no verdict, or is of a commit, of a file's scenario or of a live server."""
+    engine, command = incident.engine, shlex.split(incident.command)
+    if incident.verdict is None or command[:2] != ["mmrepro", "run"] or "--commit" in command:
+        return None
+    if ".py" in "".join(command[2:3]):
+        return None
+    applied = [m for m in incident.mitigations if m.applied]
+    return RecordedRun(
+        scenario=incident.scenario.name,
+        variant=incident.scenario.variant,
+        engine=engine.name,
+        release=engine.release,
+        at=incident.created.wall.astimezone(UTC).replace(microsecond=0),
+        outcome=incident.verdict.outcome,
+        fidelity=incident.fidelity,
+        mitigations=sorted(m.name for m in applied),
+        changes=list(_changes(command)),
+        helped=applied[0].effective if len(applied) == 1 else None,
+        source=source,
+    )
+
+
+def of_history(history: History, source: str) -> Iterator[RecordedRun]:
+    """Every attempt that reached a verdict on a released engine."""
+    for night in history.nights:
+        for attempt in night.attempts:
+            cell = night.cells[attempt.cell]
+            if attempt.outcome is None or cell.commit or cell.scenario.endswith(".py"):
+                continue
+            yield RecordedRun(
+                scenario=cell.scenario,
+                variant=cell.variant,
+                engine=cell.engine,
+                release=cell.release,
+                at=attempt.created.wall.astimezone(UTC).replace(microsecond=0),
+                outcome=attempt.outcome,
+                fidelity=attempt.fidelity,
+                mitigations=sorted(cell.mitigations),
+                changes=[*cell.server_args, *(f"--option={one}" for one in cell.options)],
+                source=source,
+            )
+
+
+def _changes(command: Sequence[str]) -> Iterator[str]:
+    """The words that change the experiment, mitigations apart; ``--flip X`` is ``--flip=X``."""
+    words = iter(command)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in CHANGES:
+            text = value if equals else next(words, "")
+            if name != "--mitigation":
+                yield f"{name}={text}"

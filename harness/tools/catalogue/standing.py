@@ -1,0 +1,312 @@
+"""What recorded runs show of a failure: where, what helped, and if the newest release has it; the
+catalogue as a page, one line a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Final
+
+from mmrepro.base.errors import BrokenScenario, MmreproError
+from mmrepro.base.records import Record
+from mmrepro.engines import spec_for
+from mmrepro.engines.environments.index import Listed, releases_of
+from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.failure.signature import Outcome
+from mmrepro.scenario import Scenario
+from mmrepro.scenario.parts import HARMS, SEES, Upstream
+from mmrepro.scenario.registry import load_scenario, scenario_names
+from mmrepro.tools.catalogue.recorded import ON_GPU, UPGRADE, RecordedRun
+from packaging.version import Version
+from pydantic import Field
+
+
+@dataclass(frozen=True)
+class Cured:
+    """What was seen of a mitigation: the releases on which it took the cause away, on which the
+    failure did not show though its cause was not seen to be gone, and on which it did show."""
+
+    name: str
+    helped: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    release: str = ""
+    """It is another release: the least one."""
+
+
+@dataclass(frozen=True)
+class Known:
+    scenario: Scenario
+    runs: tuple[RecordedRun, ...] = field(repr=False)
+
+    @property
+    def plain(self) -> list[RecordedRun]:
+        """Those of the scenario as it is declared, by release and time."""
+        return sorted((r for r in self.runs if r.plain), key=lambda r: (r.version, r.at))
+
+    def releases(self, *outcomes: Outcome) -> list[str]:
+        """Releases with such a plain run, oldest first."""
+        return list(dict.fromkeys(r.release for r in self.plain if r.outcome in outcomes))
+
+    @property
+    def on_gpu(self) -> list[str]:
+        """Releases that were run on a GPU."""
+        return list(dict.fromkeys(r.release for r in self.plain if r.fidelity in ON_GPU))
+
+    def at(self, release: str) -> list[RecordedRun]:
+        """Plain runs of that release, whichever build of it."""
+        base = Version(release).base_version
+        return [r for r in self.plain if r.version.base_version == base]
+
+    def cures(self) -> list[Cured]:
+        """Each mitigation of the scenario, with what was seen of it."""
+        return [self._cured(m.name, m.release) for m in self.scenario.mitigations]
+
+    def _cured(self, name: str, release: str) -> Cured:
+        if name == UPGRADE and release:
+            later = [r for r in self.plain if r.version >= Version(release)]
+            helped, failed = _split(later)
+            return Cured(name, _releases(helped), (), _releases(failed), release)
+        alone = [r for r in self.runs if r.mitigations == [name] and not r.changes]
+        alone.sort(key=lambda r: (r.version, r.at))
+        good, failed = _split(alone)
+        ill = self.releases(Outcome.REPRODUCED)
+        helped = [r for r in good if r.helped or (r.helped is None and r.release in ill)]
+        told = _releases(helped)
+        hidden = tuple(one for one in _releases(good) if one not in told)
+        return Cured(name, told, hidden, _releases(failed))
+
+
+def _split(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[RecordedRun]]:
+    """Those in which the failure did not show, and those in which it did."""
+    return (
+        [r for r in runs if r.outcome is Outcome.NOT_REPRODUCED],
+        [r for r in runs if r.outcome is Outcome.REPRODUCED],
+    )
+
+
+def _releases(runs: Iterable[RecordedRun]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(r.release for r in runs))
+
+
+def known(
+    runs: Iterable[RecordedRun], names: Sequence[str] = ()
+) -> tuple[list[Known], dict[str, BrokenScenario]]:
+    """The registered scenarios, each variant by itself, and those that cannot be loaded.
+
+    Raises:
+        UnknownScenario: one of ``names`` is none.
+    """
+    by_name: dict[tuple[str, str], list[RecordedRun]] = {}
+    for run in runs:
+        by_name.setdefault((run.scenario, run.variant), []).append(run)
+    found, broken = [], {}
+    for name in names or scenario_names():
+        try:
+            loaded = load_scenario(name)
+        except BrokenScenario as error:  # one broken plug-in does not hide the others
+            broken[name] = error
+            continue
+        for one in loaded.variants or (loaded,):
+            found.append(Known(one, tuple(by_name.get((one.name, one.variant), ()))))
+    return found, broken
+
+
+def strangers(runs: Iterable[RecordedRun], scenarios: Iterable[Known]) -> list[str]:
+    """Names of recorded failures that no scenario here has any more."""
+    there = {(k.scenario.name, k.scenario.variant) for k in scenarios}
+    missing = {(r.scenario, r.variant) for r in runs} - there
+    return sorted("-".join(filter(None, name)) for name in missing)
+
+
+# ------------------------------------------------------------------ which are still unfixed
+
+ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
+INDEX, RECORDED = "index", "recorded runs"
+NOT_RUN = "not run"
+
+
+class Newest(Record):
+    """The newest release of an engine, and who says so."""
+
+    engine: str
+    release: Annotated[str, Field(description="empty: none is known")]
+    says: Annotated[str, Field(description="index, or recorded runs where that was not asked")]
+    why: Annotated[str, Field(description="why the index did not say")] = ""
+
+
+class Standing(Record):
+    scenario: str
+    variant: str
+    title: str
+    engine: str
+    failure_class: str | None
+    severity: str | None
+    newest: Annotated[str, Field(description="release of the engine; empty: none is known")]
+    outcome: Annotated[str, Field(description="of the runs there, or: not run")]
+    runs: Annotated[int, Field(description="recorded there, of the scenario as declared")]
+    reproduced: Annotated[int, Field(description="of these")]
+    at: Annotated[datetime | None, Field(description="when the last of them began")] = None
+    alive: Annotated[
+        bool | None, Field(description="seen there; false: run there and not seen; null: unknown")
+    ] = None
+    last_release: Annotated[str, Field(description="newest one with a recorded run")] = ""
+    last_outcome: str = ""
+    last_at: datetime | None = None
+
+
+def newest_of(
+    engine: str, runs: Iterable[RecordedRun], release: str, listing: ReleasesOf = releases_of
+) -> Newest:
+    """The newest release that the index serves; where it cannot be asked, the newest that was run.
+
+    Args:
+        release: any release of the engine: it says which project that is.
+    """
+    try:
+        there = listing(spec_for(engine, release))
+        if there:
+            return Newest(engine=engine, release=there[-1].version, says=INDEX)
+        why = "The package index lists no release for this machine"
+    except MmreproError as error:
+        why = error.message.rstrip(".")
+    known = {r.release for r in runs if r.engine == engine and r.plain} | {release}
+    return Newest(engine=engine, release=max(known, key=Version), says=RECORDED, why=why)
+
+
+def standings(failures: Sequence[Known], newest: Iterable[Newest]) -> list[Standing]:
+    by_engine = {one.engine: one.release for one in newest}
+    return [_standing(one, by_engine[one.scenario.engine]) for one in failures]
+
+
+def _standing(one: Known, newest: str) -> Standing:
+    scenario, there = one.scenario, one.at(newest)
+    made = Standing(
+        scenario=scenario.name,
+        variant=scenario.variant,
+        title=scenario.title,
+        engine=scenario.engine,
+        failure_class=scenario.failure_class,
+        severity=scenario.severity,
+        newest=newest,
+        outcome=_outcome(there),
+        runs=len(there),
+        reproduced=sum(r.outcome is Outcome.REPRODUCED for r in there),
+        at=max((r.at for r in there), default=None),
+    )
+    if made.reproduced:
+        made.alive = True
+    elif made.outcome == Outcome.NOT_REPRODUCED:
+        made.alive = False
+    if one.plain:
+        last = one.plain[-1]
+        ends = one.at(last.release)
+        made.last_release, made.last_outcome = last.release, _outcome(ends)
+        made.last_at = max(r.at for r in ends)
+    return made
+
+
+def _outcome(runs: Sequence[RecordedRun]) -> str:
+    """The worst of them that says something: inconclusive ones decide nothing beside others."""
+    seen = {r.outcome for r in runs}
+    order = (
+        Outcome.REPRODUCED,
+        Outcome.DIFFERENT_FAILURE,
+        Outcome.NOT_REPRODUCED,
+        Outcome.INCONCLUSIVE,
+    )
+    return next((one.value for one in order if one in seen), NOT_RUN)
+
+
+HEAD: Final = """\
+# The catalogue
+
+Each line is one failure that mmrepro knows. `mmrepro list --markdown` prints this page from the
+scenarios and from their recorded runs; `tests/evidence/record.py --table` writes both.
+
+- **Releases**: the declared range, then the recorded runs of the unchanged scenario. Where no run
+  is listed, nothing was observed.
+- **Workaround**: mitigations, with the releases on which a run shows that they work. A mitigation
+  that *hides* the failure keeps it from showing, and no run shows that its cause is gone.
+- **Upstream**: the state in the project's tracker, and the day of the look-up.
+- `mmrepro list --alive` lists the failures that are still unfixed in the newest release.
+"""
+COLUMNS: Final = (
+    "failure",
+    "engine",
+    "class",
+    "severity",
+    "releases",
+    "symptom",
+    "workaround",
+    "upstream",
+)
+SEEN: Final = (
+    ("reproduced", Outcome.REPRODUCED),
+    ("not", Outcome.NOT_REPRODUCED),
+    ("fails otherwise", Outcome.DIFFERENT_FAILURE),
+    ("inconclusive", Outcome.INCONCLUSIVE),
+)
+
+
+def page(failures: Sequence[Known]) -> str:
+    lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS))]
+    lines += [table_row(_cells(one)) for one in failures]
+    runs = [run for one in failures for run in one.runs]
+    days = sorted(run.at.date().isoformat() for run in runs)
+    when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+    lines += ["", f"{len(failures)} failures; {len(runs)} recorded runs{when}."]
+    lines += ["", "## Words", "", "| class | what a user observes |", "|---|---|"]
+    lines += [f"| {name.words} | {told} |" for name, told in SEES.items()]
+    lines += ["", "| severity | whom one such request harms |", "|---|---|"]
+    lines += [f"| {name} | {told} |" for name, told in HARMS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(one: Known) -> list[str]:
+    scenario = one.scenario
+    kind, severity = scenario.failure_class, scenario.severity
+    return [
+        f"`{scenario.name}`" + (f" ({scenario.variant})" if scenario.variant else ""),
+        scenario.engine,
+        kind.words if kind else "not declared",
+        str(severity or "not declared"),
+        releases(one),
+        scenario.title,
+        "; ".join(map(cure, one.cures())) or "none known",
+        upstream(scenario.upstream),
+    ]
+
+
+def releases(one: Known) -> str:
+    """``>=0.14.0, <0.24.0`` and the outcomes of its runs."""
+    seen = [
+        f"{words}: {', '.join(found)}"
+        for words, outcome in SEEN
+        if (found := one.releases(outcome))
+    ]
+    if one.on_gpu:
+        seen.append(f"on a GPU: {', '.join(one.on_gpu)}")
+    return f"{one.scenario.affected_range}<br>{'; '.join(seen) or 'not run'}"
+
+
+def cure(of: Cured) -> str:
+    name = f"release {of.release}" if of.release else f"`{of.name}`"
+    seen = [f"works on {', '.join(of.helped)}"] if of.helped else []
+    seen += [f"hides it on {', '.join(of.hidden)}"] if of.hidden else []
+    seen += [f"no help on {', '.join(of.failed)}"] if of.failed else []
+    return f"{name} ({'; '.join(seen) or 'untested'})"
+
+
+def upstream(said: Upstream) -> str:
+    told = said.words
+    if said.source is not None:
+        told += f": [{said.source.id}]({said.source.url})"
+    return f"{told}, {said.looked_up}" if said.looked_up else told
+
+
+def table_row(cells: Iterable[str]) -> str:
+    """A row of a Markdown table; each cell becomes one line."""
+    plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return "| " + " | ".join(plain) + " |"

@@ -1,0 +1,186 @@
+"""Noise in the place of pictures: of the same size, and in the same relations to each other."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mmrepro.traffic.capture.messages import Contents
+from mmrepro.traffic.case.model import Case, Content, Image, Near, Noise, Relayout, Tiles
+from mmrepro.traffic.drive import noise
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SIDE = 28
+"""Of the tiles in which a picture's layout is told; as of ``traffic.drive.tiles``."""
+BANDS = 64
+"""Pictures that are alike in one of so many bands are compared whole."""
+FEW = 0.02
+"""Pictures that differ in no more of their pixels are near duplicates."""
+MOST_PIXELS = 32 << 20
+LARGEST = 8192
+MAGIC = 16
+
+
+class Looks:
+    """``image(name)`` is what stands for the picture called so; ``contents`` what it needs."""
+
+    def __init__(
+        self, case: Case, contents: Mapping[str, bytes], kept: Contents, seed: int
+    ) -> None:
+        self.contents = kept
+        self.replaced = 0
+        self._old, self._case = contents, case
+        self._chance = random.Random(f"looks {seed}")  # noqa: S311 - no secret
+        self.images: dict[str, Image] = {}
+        self._seeds: dict[bytes, int] = {}
+        self._pixels: dict[str, str] = {}
+        """Digest of pixels and size: the name that has them."""
+        self._bands: dict[tuple[Any, ...], str] = {}
+        self._layouts: dict[str, str] = {}
+        for name, image in case.images.items():
+            self.images[name] = self._stand_in(name, image) if isinstance(image, Content) else image
+
+    def data(self, data: bytes) -> bytes:
+        """For a picture, or something else, that stands in a text."""
+        seen = look(data)
+        if seen.size is None:
+            return self._broken(data)
+        return self._drawn(seen, self._seed(data))
+
+    # ------------------------------------------------------------------ one picture
+
+    def _stand_in(self, name: str, image: Content) -> Image:
+        self.replaced += 1
+        data = self._old[image.sha256]
+        seen = look(data)
+        if seen.size is None:
+            return self._kept(image, self._broken(data))
+        if seen.pixels is not None:
+            same = self._pixels.setdefault(_digest(seen.pixels), name)
+            if same != name:  # another file with the same pixels: the same picture to an engine
+                return self.images[same]
+            related = self._relayout(name, seen.pixels) or self._near(name, seen.pixels)
+            if related is not None:
+                return related
+            if seen.form in ("PNG RGB", "JPEG RGB") and max(seen.size) <= LARGEST:
+                return Noise(seed=self._seed(data), size=seen.size)
+        return self._kept(image, self._drawn(seen, self._seed(data)))
+
+    def _kept(self, image: Content, data: bytes) -> Content:
+        return image.model_copy(update={"sha256": self.contents.add(data)})
+
+    def _drawn(self, seen: Look, seed: int) -> bytes:
+        """A picture of that size, format and mode; cut where that one was."""
+        from PIL import Image as Pillow
+
+        assert seen.size is not None
+        if seen.size[0] * seen.size[1] <= MOST_PIXELS:
+            drawn = noise("", seed, seen.size).png
+            pixels = Pillow.open(io.BytesIO(drawn)).convert("RGB")
+        else:
+            colour = tuple(random.Random(seed).randbytes(3))  # noqa: S311
+            pixels = Pillow.new("RGB", seen.size, colour)
+        kind, _, mode = seen.form.partition(" ")
+        buffer = io.BytesIO()
+        try:
+            pixels.convert(mode).save(buffer, kind)
+        except (OSError, ValueError, KeyError):
+            buffer = io.BytesIO()
+            pixels.save(buffer, "PNG")
+        made = buffer.getvalue()
+        return made[: len(made) // 2] if seen.cut else made
+
+    def _relayout(self, name: str, pixels: NDArray[np.uint8]) -> Image | None:
+        """The tiles of an earlier one in other rows; that one becomes one of tiles then."""
+        height, width = pixels.shape[:2]
+        rows, columns = height // SIDE, width // SIDE
+        if height % SIDE or width % SIDE or not (0 < rows <= 64 and 0 < columns <= 64):
+            return None
+        tiles = pixels.reshape(rows, SIDE, columns, SIDE, 3).transpose(0, 2, 1, 3, 4)
+        digest = hashlib.sha256(np.ascontiguousarray(tiles).tobytes()).hexdigest()
+        of = self._layouts.setdefault(digest, name)
+        if of == name:
+            return None
+        first = self.images[of]
+        if isinstance(first, Noise):
+            size = first.size
+            first = Tiles(seed=first.seed, rows=size[1] // SIDE, columns=size[0] // SIDE)
+            self.images[of] = first
+        if not isinstance(first, Tiles):
+            return None
+        return Relayout(of=of, rows=rows, columns=columns)
+
+    def _near(self, name: str, pixels: NDArray[np.uint8]) -> Image | None:
+        seen: set[str] = set()
+        for number, band in enumerate(np.array_split(pixels, min(BANDS, len(pixels)))):
+            key = (number, pixels.shape, hashlib.sha256(band.tobytes()).digest())
+            of = self._bands.setdefault(key, name)
+            if of == name or of in seen:
+                continue
+            seen.add(of)
+            first = self._case.images[of]
+            assert isinstance(first, Content)  # only those are compared
+            other = look(self._old[first.sha256]).pixels
+            if other is None or other.shape != pixels.shape:
+                continue
+            differing = int((other != pixels).any(axis=2).sum())
+            if 0 < differing <= FEW * pixels.shape[0] * pixels.shape[1]:
+                return Near(of=of, seed=self._chance.randrange(1 << 30), pixels=differing)
+        return None
+
+    def _broken(self, data: bytes) -> bytes:
+        """What is no picture stays none, of the same length and with the same first bytes."""
+        chance = random.Random(self._seed(data))  # noqa: S311
+        return data[:MAGIC] + chance.randbytes(max(0, len(data) - MAGIC))
+
+    def _seed(self, data: bytes) -> int:
+        """The same for the same bytes only; nothing of them is in it."""
+        digest = hashlib.sha256(data).digest()
+        return self._seeds.setdefault(digest, self._chance.randrange(1 << 48))
+
+
+@dataclass(frozen=True)
+class Look:
+    """What Pillow makes of some bytes.
+
+    ``size``: None where it is no picture. ``form``: format and mode. ``cut``: the picture does not
+    end. ``pixels``: as RGB, unless it is cut or enormous.
+    """
+
+    size: tuple[int, int] | None = None
+    form: str = ""
+    cut: bool = False
+    pixels: NDArray[np.uint8] | None = None
+
+
+def look(data: bytes) -> Look:
+    from PIL import Image as Pillow
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            opened = Pillow.open(io.BytesIO(data))
+            size, form = opened.size, f"{opened.format} {opened.mode}"
+    except Exception:  # decoders raise whatever they like
+        return Look()
+    if size[0] * size[1] > MOST_PIXELS:
+        return Look(size, form)
+    try:
+        with opened:
+            return Look(size, form, pixels=np.asarray(opened.convert("RGB")))
+    except Exception:
+        return Look(size, form, cut=True)
+
+
+def _digest(pixels: NDArray[np.uint8]) -> str:
+    total = hashlib.sha256(repr(pixels.shape).encode())
+    total.update(pixels.tobytes())
+    return total.hexdigest()

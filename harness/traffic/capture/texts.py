@@ -1,0 +1,348 @@
+"""All texts of an operation, each handed to whoever changes them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import string
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mmrepro.base.errors import UsageError
+from mmrepro.engines.models.base import DOTS_OCR, QWEN2VL, write_tokenizer
+from mmrepro.traffic.case.model import Message, Operation, Part
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+from collections.abc import Hashable, Iterator
+from typing import TypeVar
+
+ROLES: Final = frozenset({"system", "user", "assistant", "tool", "developer", "function"})
+_PROTOCOL: Final = frozenset(  # their values are the interface's words, not somebody's
+    {
+        *("type", "reasoning_effort", "service_tier", "detail", "format", "encoding_format"),
+        "truncation",
+    }
+)
+_WORDS: Final = frozenset({"auto", "none", "required", "low", "medium", "high", "minimal"})
+_NAMES: Final = frozenset({"name", "id", "tool_call_id", "title", "required", "$ref"})
+_SCHEMA: Final = frozenset(
+    {
+        *("type", "properties", "required", "items", "enum", "const", "description", "title"),
+        *("additionalProperties", "anyOf", "oneOf", "allOf", "not", "$defs", "$ref", "format"),
+        *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "default"),
+        *("pattern", "strict", "examples", "function", "name", "parameters", "json_schema"),
+        "schema",
+    }
+)
+_CODE: Final = frozenset(
+    {
+        *("pattern", "regex", "guided_regex", "stop_regex", "ebnf", "grammar", "guided_grammar"),
+        *("structural_tag", "chat_template"),
+    }
+)
+_STRUCTURED: Final = (
+    *("tools", "tool_choice", "response_format", "guided_json", "structured_outputs"),
+)
+
+
+class Changes:
+    """What becomes of each text; all of it stays here."""
+
+    def prompt(self, text: str) -> str:
+        """Text that becomes tokens of the prompt."""
+        return text
+
+    def text(self, text: str) -> str:
+        """Any other."""
+        return text
+
+    def name(self, name: str) -> str:
+        """An identifier."""
+        return name
+
+    def ids(self, ids: list[int]) -> list[int]:
+        """A prompt as ids of tokens."""
+        return ids
+
+    def code(self, text: str) -> bool:
+        """Whether a pattern, grammar or template stays."""
+        return True
+
+    def data(self, payload: str) -> str:
+        """An image, sound or film in a text: a data: URL, or Base64."""
+        return payload
+
+
+class Gathered(Changes):
+    """What there is to change, in its order."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.texts: list[str] = []
+        self.names: list[str] = []
+        self.of_ids: list[list[int]] = []
+
+    def prompt(self, text: str) -> str:
+        self.prompts.append(text)
+        return text
+
+    def text(self, text: str) -> str:
+        self.texts.append(text)
+        return text
+
+    def name(self, name: str) -> str:
+        self.names.append(name)
+        return name
+
+    def ids(self, ids: list[int]) -> list[int]:
+        self.of_ids.append(ids)
+        return ids
+
+
+def rewritten(operation: Operation, by: Changes) -> Operation:
+    """The operation with each of its texts as ``by`` gives it."""
+    prompt = operation.prompt
+    update: dict[str, Any] = {
+        "parameters": {
+            name: (_structured if name in _STRUCTURED else _plain)(name, value, by)
+            for name, value in _coded(operation.parameters, by).items()
+        }
+    }
+    if operation.messages is not None:
+        update["messages"] = [_message(m, by) for m in operation.messages]
+    if prompt is not None:
+        update["prompt"] = by.prompt(prompt) if isinstance(prompt, str) else by.ids(prompt)
+    return operation.model_copy(update=update)
+
+
+def _message(message: Message, by: Changes) -> Message:
+    content: str | list[Part]
+    if isinstance(message.content, str):
+        content = by.prompt(message.content)
+    else:
+        content = [_part(part, by) for part in message.content]
+    role = message.role if message.role in ROLES else by.name(message.role)
+    more = {k: _calls(k, v, by) for k, v in message.more.items()}
+    return message.model_copy(update={"role": role, "content": content, "more": more})
+
+
+def _part(part: Part, by: Changes) -> Part:
+    if part.text is not None:
+        return Part(text=by.prompt(part.text))
+    if part.raw is not None:
+        return Part(raw={name: _raw(name, value, by) for name, value in part.raw.items()})
+    return part
+
+
+def _raw(name: str, value: Any, by: Changes) -> Any:
+    if isinstance(value, dict):
+        return {k: _raw(k, v, by) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_raw(name, item, by) for item in value]
+    if not isinstance(value, str) or name in _PROTOCOL:
+        return value
+    if name == "text":
+        return by.prompt(value)
+    is_data = name in ("url", "data") or value[:5].lower() == "data:" or len(value) > 1000
+    return by.data(value) if is_data else by.text(value)
+
+
+def _calls(name: str, value: Any, by: Changes) -> Any:
+    """Fields of a message: tool calls, names, a model's reasoning."""
+    if name == "arguments" and isinstance(value, str):
+        try:
+            told = json.loads(value)
+        except (ValueError, RecursionError):
+            return by.text(value)
+        return json.dumps(_structured("", told, by))
+    if isinstance(value, dict):
+        return {k: _calls(k, v, by) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_calls(name, item, by) for item in value]
+    if not isinstance(value, str) or name in _PROTOCOL:
+        return value
+    return by.name(value) if name in _NAMES else by.text(value)
+
+
+def _coded(fields: dict[str, Any], by: Changes) -> dict[str, Any]:
+    """Without the patterns, grammars and templates that do not stay."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if not (name in _CODE and isinstance(value, str)) or by.code(value)
+    }
+
+
+def _structured(name: str, value: Any, by: Changes) -> Any:
+    """Tools, and schemas of answers: names of properties are names."""
+    if isinstance(value, dict):
+        return {
+            k if k in _SCHEMA else by.name(k): _structured(k, v, by)
+            for k, v in _coded(value, by).items()
+        }
+    if isinstance(value, list):
+        return [_structured(name, item, by) for item in value]
+    if not isinstance(value, str) or name in _PROTOCOL | _CODE or value in _WORDS:
+        return value
+    return by.name(value) if name in _NAMES else by.text(value)
+
+
+def _plain(name: str, value: Any, by: Changes) -> Any:
+    """Parameters: their names are the interface's."""
+    if isinstance(value, dict):
+        return {k: _plain(k, v, by) for k, v in _coded(value, by).items()}
+    if isinstance(value, list):
+        whole = name in ("prompt", "input_ids") and all(type(item) is int for item in value)
+        return by.ids(value) if whole and value else [_plain(name, item, by) for item in value]
+    if not isinstance(value, str) or name in _PROTOCOL | _CODE or value in _WORDS:
+        return value
+    if name in ("prompt", "text", "content"):
+        return by.prompt(value)
+    is_data = name in ("url", "data", "image_data") or value[:5].lower() == "data:"
+    return by.data(value) if is_data else by.text(value)
+
+
+# ------------------------------------------------------------------ random text
+
+FILE = "tokenizer.json"
+_FILLERS: Final = 1000
+_ENOUGH_WORDS: Final = 400
+_MOST_WORDS: Final = 4000
+_WORD = re.compile(r"[a-z]{3,8}")
+_FILLER = re.compile(r"<t\d+>")
+_SIGNS: Final = "".join(sorted(set(string.digits + string.punctuation) - set("<>|\\\"'")))
+
+
+class Vocabulary:
+    """A tokenizer, and pieces of text that are a token each, whatever pieces stand beside them.
+
+    Words where it knows many. Else (one token a byte) signs and digits, of which no word comes
+    about by chance.
+
+    Args:
+        model: folder with ``tokenizer.json``; None: the tiny models' tokenizer.
+        kind: name of the tiny model, for its special tokens.
+        avoid: words, in small letters, that are no pieces.
+    """
+
+    def __init__(self, model: Path | None, kind: str, avoid: Collection[str] = ()) -> None:
+        self._tokenizer = _tokenizer(model, kind)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = {i: token.content for i, token in added.items() if token.special}
+        self.size = self._tokenizer.get_vocab_size()
+        words = self._words(avoid)
+        self.joint = " " if words else ""
+        self.pieces: Sequence[str] = words or [
+            sign
+            for sign in _SIGNS
+            if len(self.encode(sign)) == 1 and len(self.encode(sign * 2)) == 2
+        ]
+        self._more: Sequence[str] = [] if words else self._spare()
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def other(self, used: Collection[str], chance: random.Random) -> str | None:
+        """A piece that is none of ``used``; None: there is no other."""
+        for _ in range(8):
+            if (piece := chance.choice(self.pieces)) not in used:
+                return piece
+        left = [p for p in self.pieces if p not in used] or [p for p in self._more if p not in used]
+        return chance.choice(left) if left else None
+
+    def text(self, pieces: Sequence[str]) -> str:
+        if not self.joint:
+            return "".join(pieces)
+        special = set(self.special.values())
+        out: list[str] = []
+        for before, piece in zip(["", *pieces], pieces, strict=False):
+            beside = before and before not in special and piece not in special
+            out += [self.joint, piece] if beside else [piece]
+        return "".join(out)
+
+    # ------------------------------------------------------------------ pieces
+
+    def _words(self, avoid: Collection[str]) -> list[str]:
+        known = {token.lstrip("Ġ▁") for token in self._tokenizer.get_vocab()}
+        words = sorted(w for w in known if _WORD.fullmatch(w) and w not in avoid)
+        random.Random("words").shuffle(words)  # noqa: S311
+        words = words[: _MOST_WORDS * 2]
+        # At the beginning and behind another one: both are one token, and no more.
+        doubled = self._tokenizer.encode_batch(
+            [f"{w} {w}" for w in words], add_special_tokens=False
+        )
+        alone = self._tokenizer.encode_batch(words, add_special_tokens=False)
+        fitting = [
+            word
+            for word, two, one in zip(words, doubled, alone, strict=True)
+            if len(two.ids) == 2 and len(one.ids) == 1
+        ]
+        return fitting[:_MOST_WORDS] if len(fitting) >= _ENOUGH_WORDS else []
+
+    def _spare(self) -> list[str]:
+        known = self._tokenizer.get_added_tokens_decoder().values()
+        return sorted(t.content for t in known if _FILLER.fullmatch(t.content))
+
+
+def _tokenizer(model: Path | None, kind: str) -> Tokenizer:
+    """Raises UsageError."""
+    from tokenizers import Tokenizer
+
+    if model is None:
+        with tempfile.TemporaryDirectory(prefix="mmrepro-") as folder:
+            special = DOTS_OCR if kind == "dots-ocr" else QWEN2VL
+            write_tokenizer(Path(folder), 256 + len(special.tokens) + _FILLERS, special)
+            return Tokenizer.from_file(f"{folder}/{FILE}")
+    try:
+        return Tokenizer.from_file(str(model / FILE))
+    except Exception as error:  # the library raises nothing narrower
+        raise UsageError(
+            f"{model} has no {FILE} that can be read, which lengths are counted with.",
+            hint="name a folder with a tokenizer, or leave it away for the tiny models' own",
+        ) from error
+
+
+# ------------------------------------------------------------------ common beginnings
+
+T = TypeVar("T", bound=Hashable)
+
+
+def branches(texts: Sequence[Sequence[T]]) -> Iterator[tuple[Sequence[T], int]]:
+    """Each of ``texts``, sorted and each once, and how many units it shares with the one before."""
+    before: Sequence[T] = ()
+    for units in texts:
+        yield units, common(before, units)
+        before = units
+
+
+def common(one: Sequence[T], other: Sequence[T]) -> int:
+    """Length of the longest common prefix."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # comparing slices is much faster than unit by unit
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def places(texts: Sequence[Sequence[T]]) -> list[list[int]]:
+    """For each of the sorted ``texts``: where others part from it, ascending."""
+    shared = [shared for _, shared in branches(texts)]
+    found: list[set[int]] = [set() for _ in texts]
+    for order in (range(len(texts)), range(len(texts) - 1, -1, -1)):
+        stack: list[int] = []
+        step = order.step
+        for place in order:
+            near = shared[place] if step > 0 else shared[place + 1] if place + 1 < len(texts) else 0
+            while stack and stack[-1] >= near:
+                stack.pop()
+            if near:
+                stack.append(near)
+            found[place].update(stack)
+    return [sorted(one) for one in found]

@@ -1,0 +1,14 @@
+"""What was seen: the model of evidence, the recorder that collects it, the running sampler."""
+
+from mmrepro.traffic.evidence.model import (
+    ChoiceSeen as ChoiceSeen,
+    Event as Event,
+    Evidence as Evidence,
+    ImageSent as ImageSent,
+    Missing as Missing,
+    Phase as Phase,
+    ReproducerResult as ReproducerResult,
+    RequestRecord as RequestRecord,
+    SeriesPoint as SeriesPoint,
+    files_read as files_read,
+)

@@ -1,0 +1,245 @@
+"""Everything that a run saw: what signatures judge and incidents keep."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from mmrepro.base.records import Moment, Record
+from mmrepro.probes.data import AnyProbeResult, ProbeData
+from pydantic import Field
+
+Phase = Literal["start", "control", "gate", "trigger", "check", "after", "stop"]
+P = TypeVar("P", bound=ProbeData)
+
+_MESSAGE = re.compile(r'"message": "((?:[^"\\]|\\.)*)"')
+FILES_EACH = 3
+"""Raw files of one probe result that are named as evidence: stacks have dozens."""
+
+
+class Missing(Exception):
+    """Evidence that a check needs is not there; the text says what. It makes a condition unknown,
+    once, in the evaluator."""
+
+
+_files: ContextVar[list[str] | None] = ContextVar("files", default=None)
+
+
+@contextmanager
+def files_read() -> Iterator[list[str]]:
+    """Collects the raw files (below ``evidence/``) behind what is asked of evidence meanwhile."""
+    found: list[str] = []
+    token = _files.set(found)
+    try:
+        yield found
+    finally:
+        _files.reset(token)
+        _note(found)
+
+
+def _note(files: list[str]) -> None:
+    found = _files.get()
+    if found is not None:
+        found += (name for name in files if name not in found)
+
+
+class ImageSent(Record):
+    """An image by its digest: the picture itself is not kept in the incident."""
+
+    sha256: Annotated[str, Field(description="SHA-256 of the encoded file's bytes, hex")]
+    width: int
+    height: int
+    bytes: int
+    name: Annotated[str, Field(description="the scenario's name for it, e.g. X or fill-7")] = ""
+    pixels: Annotated[
+        str, Field(description="SHA-256 of its pixels and size, of one colour of that alone, hex")
+    ] = ""
+    coarse: Annotated[str, Field(description="4 x 4 mean colours of it, RGB, hex")] = ""
+
+
+class ChoiceSeen(Record):
+    """One of the answers to a request, as far as it came."""
+
+    index: int
+    text: Annotated[str, Field(description="cut at 4000")] = ""
+    finish_reason: str | None = None
+    pieces: Annotated[int, Field(description="of a stream that carried content")] = 0
+    finishes: Annotated[int, Field(description="pieces of a stream with a finish reason")] = 0
+    tokens: Annotated[list[str], Field(description="if logprobs were asked for")] = []
+    logprobs: list[float] = []
+    top: Annotated[
+        list[list[tuple[str, float]]],
+        Field(description="the likeliest tokens in each one's place, if they were asked for"),
+    ] = []
+    token_ids: Annotated[list[int], Field(description="if the server tells them")] = []
+
+
+class RequestRecord(Record):
+    """One request as the client saw it.
+
+    From ``choices`` on: of a played case's requests only.
+    """
+
+    id: int
+    phase: Phase
+    label: Annotated[str, Field(description="what it is for, e.g. 'image X, too long'")]
+    method: str = "POST"
+    path: str = "/v1/chat/completions"
+    sent: Moment
+    images: list[ImageSent] = []
+    prompt_chars: int = 0
+    prompt_head: Annotated[str, Field(description="first 200 characters of the text")] = ""
+    max_tokens: int | None = None
+    stream: bool = False
+    status: Annotated[int | None, Field(description="HTTP status; None without an answer")] = None
+    latency_s: float = 0.0
+    ttft_s: Annotated[float | None, Field(description="time to first token, streaming only")] = None
+    deadline_s: float
+    timed_out: bool = False
+    text: Annotated[str, Field(description="the completion's text, cut at 4000")] = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: Annotated[
+        int | None, Field(description="prompt tokens taken from the KV cache, if the server tells")
+    ] = None
+    tokens: Annotated[
+        list[str], Field(description="of the answer, if logprobs were asked for")
+    ] = []
+    logprobs: Annotated[list[float], Field(description="of those tokens, natural logarithm")] = []
+    error: Annotated[str, Field(description="error body or transport error, cut at 2000")] = ""
+    choices: Annotated[list[ChoiceSeen], Field(description="by index")] = []
+    pieces: Annotated[int, Field(description="of a stream, with content; all choices")] = 0
+    done: Annotated[bool | None, Field(description="a stream said [DONE]; None: no stream")] = None
+    after_done: Annotated[int, Field(description="lines of data that came after [DONE]")] = 0
+    usages: Annotated[int, Field(description="times that the usage was told")] = 0
+    total_tokens: int | None = None
+    left: Annotated[
+        bool, Field(description="the client went away on purpose, before the answer's end")
+    ] = False
+
+    @property
+    def answered(self) -> bool:
+        """A well-formed completion came back in time."""
+        return self.status == 200 and not self.timed_out and not self.error and not self.left
+
+    @property
+    def cut_short(self) -> bool:
+        """A stream that began well and has no end: all that it can show of an exception in vLLM's
+        core."""
+        return self.answered and self.stream and self.finish_reason is None
+
+    @property
+    def reply(self) -> str:
+        """For people: the status, and the message of an error."""
+        if self.timed_out:
+            return f"no answer in {self.latency_s:.1f} s"
+        if self.left:
+            return f"the client went away after {self.latency_s:.2f} s"
+        named = _MESSAGE.search(self.error)
+        message = named[1] if named else self.error
+        return f"{self.status or 'no answer'} {message[:160]}".strip()
+
+
+BUILD, BUILD_NOTICE = "environment", "environment notice"
+"""Sources of an event while an environment is built; a notice is still to be seen afterwards."""
+
+
+class Event(Record):
+    """One line of the timeline."""
+
+    at: Moment
+    phase: Phase
+    source: Annotated[str, Field(description="harness, client, engine, probe")]
+    text: str
+    level: Literal["info", "warning", "error"] = "info"
+
+
+class SeriesPoint(Record):
+    """One reading of the running sampler (about four a second)."""
+
+    mono: float
+    cpu_pct: Annotated[dict[str, float], Field(description="process role: % of one core")] = {}
+    metrics: Annotated[dict[str, float], Field(description="a few gauges and counters")] = {}
+    gpu_pct: Annotated[
+        dict[str, float], Field(description="GPU's number: utilisation, %; a point of its own")
+    ] = {}
+    gpu_bytes: Annotated[
+        dict[str, float], Field(description="GPU's number (MIG: 0/1): memory that processes hold")
+    ] = {}
+
+
+class ReproducerResult(Record):
+    """What a single-file reproducer printed inside the engine's environment."""
+
+    name: str
+    exit_code: int | None
+    seconds: float
+    facts: dict[str, str | int | float | bool | None] = {}
+    error: str = ""
+    forked: bool = False
+    """From the server's fork server; else it was a process of its own."""
+
+
+class Evidence(Record):
+    requests: list[RequestRecord] = []
+    probes: list[AnyProbeResult] = []
+    events: list[Event] = []
+    series: list[SeriesPoint] = []
+    reproducers: list[ReproducerResult] = []
+    facts: Annotated[
+        dict[str, str | int | float | bool | None],
+        Field(description="what the scenario measured itself, e.g. a counter before and after"),
+    ] = {}
+    engine_exit: Annotated[
+        int | None, Field(description="exit code if the server ended by itself; negative: signal")
+    ] = None
+    never_ready: Annotated[
+        str, Field(description='why the run\'s own server was never ready; "": it was')
+    ] = ""
+
+    def requests_in(self, *phases: Phase) -> list[RequestRecord]:
+        return [r for r in self.requests if r.phase in phases]
+
+    def labelled(self, label: str) -> list[RequestRecord]:
+        """Requests whose label is ``label`` or starts with ``label`` and a space."""
+        return [r for r in self.requests if r.label == label or r.label.startswith(label + " ")]
+
+    def results(
+        self, data_type: type[P], *phases: Phase, partial: bool = False
+    ) -> Iterator[tuple[AnyProbeResult, P]]:
+        """Usable results of one kind of evidence, oldest first, of the given phases.
+
+        Without phases: of all but "control", which tells of another server.
+
+        Args:
+            partial: also what a probe had when it failed or ran out of time. Good to show, never
+                to judge: half a log does not tell that a line is absent.
+        """
+        for result in self.probes:
+            if (
+                isinstance(result.data, data_type)
+                and (result.ok or partial)
+                and (result.phase in phases if phases else result.phase != "control")
+            ):
+                file = getattr(result.data, "file", "")  # a log is no copy: it is named itself
+                _note(result.raw[:FILES_EACH] or ([Path(file).name] if file else []))
+                yield result, result.data
+
+    def why_missing(self, probe: str, *phases: Phase) -> str:
+        """Why there is no usable result of ``probe``: for a condition that is unknown."""
+        ran = False
+        for result in self.probes:
+            if result.probe == probe and (not phases or result.phase in phases):
+                if not result.ok:
+                    return f"probe {probe}: {result.status}: {result.reason}"
+                ran = True
+        return f"probe {probe} ran but does not tell" if ran else f"probe {probe} was not run"
+
+    def reproducer(self, name: str) -> ReproducerResult | None:
+        found = next((r for r in self.reproducers if r.name == name), None)
+        if found is not None:
+            _note([f"{name}.json"])
+        return found
