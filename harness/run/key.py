@@ -195,8 +195,8 @@ BUILDERS = (
 and its commit."""
 
 DATA = {
-    "mmrepro.engines.supervise.warm": ("engines.supervise", "fork*.py"),
-    "mmrepro.engines.environments.spec": ("engines.environments", "{engine}.toml"),
+    "mmrepro.engines.supervise.warm": ("", "engines/supervise/fork*.py"),
+    "mmrepro.engines.environments.spec": ("", "engines/environments/{engine}.toml"),
     "mmrepro.scenarios.data": ("scenarios", "data/pad_value_pair/*"),
     "mmrepro.traffic.case.files": ("scenarios", "data/pad_value_pair/*"),
 }

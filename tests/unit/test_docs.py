@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -143,3 +145,9 @@ def test_the_layers_are_those_that_are_checked() -> None:
     text = (DOCS / "architecture.md").read_text()
     shown = text.partition("<!-- layers -->\n```text\n")[2].partition("\n```")[0]
     assert shown.splitlines() == layers
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_imports() -> None:
+    command = [sys.executable, ROOT / "benchmarks/house.py", "--check"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -2,15 +2,13 @@
 
     guardian ── supervisor ── engine ── what the engine starts
 
-Started as a script (:mod:`mmrepro.engines.supervise`), or forked by a fork server
-(:mod:`mmrepro.engines.supervise.fork_server`), which then forks the engine in turn. Guardian and supervisor
-are child subreapers: a process whose parent ended becomes the supervisor's child, and the
-guardian's once the supervisor is gone. A run therefore owns what descends from them, and what the
-supervisor wrote down: pairs of process id and start time, since the kernel gives an id to another
-process later. The supervisor ends the run when its standard input ends, which means that the
-harness is gone; the guardian ends it when the supervisor is gone, after a SIGKILL as well.
-
-Standard library only: it starts in some ten milliseconds. No threads.
+Started as a script (``__init__``), or forked by a fork server (``fork_server``), which then forks
+the engine in turn. Guardian and supervisor are child subreapers: a process whose parent ended
+becomes the supervisor's child, and the guardian's once the supervisor is gone. A run therefore owns
+what descends from them, and what the supervisor wrote down: pairs of process id and start time,
+since the kernel gives an id to another process later. The supervisor ends the run when its standard
+input ends, which means that the harness is gone; the guardian ends it when the supervisor is gone,
+after a SIGKILL as well.
 """
 
 from __future__ import annotations

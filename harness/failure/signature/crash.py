@@ -3,7 +3,7 @@
 What a user sees of it: one request fails with 500 and every later one too, `/health` says 503 until
 the server gives up and exits, and the log repeats the one error that matters many times over.
 
-As in :mod:`mmrepro.failure.signature.checks`, a function takes evidence and returns a finding, and none is
+As in ``checks``, a function takes evidence and returns a finding, and none is
 met by the absence of evidence.
 """
 

@@ -1,8 +1,8 @@
 """Which class of failure it is, also where no known failure matches. Pure functions.
 
 Each rule takes what was seen and names its class, or nothing; none is met by what could not be
-seen. What the log alone tells is in :mod:`mmrepro.live.diagnose.classes_logged`, memory over time in
-:mod:`mmrepro.live.watch.processes`.
+seen. What the log alone tells is in ``classes_logged``, memory over time in
+``watch/processes``.
 """
 
 from __future__ import annotations
