@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import stat
 import zipfile
@@ -21,7 +22,7 @@ from typing import Any, Final
 from mmrepro import __version__
 from mmrepro.base import units
 from mmrepro.base.errors import UnwritableOutput, UsageError
-from mmrepro.base.machine.files import replacing
+from mmrepro.base.machine.files import is_there, replacing
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.failure.documents.folder import incident_json
@@ -64,11 +65,24 @@ class _Packer:
     manifest: BundleManifest
 
     def __init__(
-        self, target: Path, force: bool, document: str, secrets: Sequence[str], max_bytes: int
+        self,
+        source: Path,
+        target: Path,
+        force: bool,
+        document: str,
+        secrets: Sequence[str],
+        max_bytes: int,
     ) -> None:
         """``document``: as it is; ``max_bytes``: of the finished file."""
-        if target.exists() and not force:
-            raise UsageError(f"{target} is there already.", hint="--force, or --out another name")
+        if is_there(target):
+            inside = Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source))
+            if inside and not zipfile.is_zipfile(target):
+                raise UsageError(
+                    f"{target} is a part of what is packed, not a bundle.", hint="another --out"
+                )
+            if not force:
+                hint = "--force, or --out another name"
+                raise UsageError(f"{target} is there already.", hint=hint)
         self.target, self.redactor, self.max_bytes = target, Redactor(), max_bytes
         self.redactor.reserve(document)
         for secret in secrets:
@@ -148,10 +162,11 @@ def write_bundle(
         secrets: further texts to be replaced wherever they occur.
 
     Raises:
-        UsageError: ``target`` is there already, or the incident alone is larger than the limit.
+        UsageError: ``target`` is there already, or is a file of the incident; or the incident alone
+            is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
-    packer = _Packer(target, force, incident_json(incident), secrets, max_bytes)
+    packer = _Packer(directory, target, force, incident_json(incident), secrets, max_bytes)
     redactor = packer.redactor
     bounded, cut = _bounded(incident)
     shown = redactor.redact_model(without_words(bounded, redactor))
@@ -184,7 +199,8 @@ def write_replay_bundle(
         UsageError: ``target`` is there already, or the replay alone is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
-    packer = _Packer(target, force, documents.document_json(replay), secrets, max_bytes)
+    document = documents.document_json(replay)
+    packer = _Packer(directory, target, force, document, secrets, max_bytes)
     with packer.writing(replay.id, "replay"):
         everything = [one.finding_of(replay, finding, directory) for finding in replay.findings]
         for loaded in everything:  # all words first: one finding's may stand in another's sentences
@@ -247,10 +263,11 @@ def _bounded(incident: Incident) -> tuple[Incident, str]:
 
 def _add_evidence(packer: _Packer, folder: Path) -> None:
     """Add what of the raw files may go out and fits."""
+    home = Path(os.path.realpath(folder.parent), folder.name)
     for path, safe in _named(folder, packer):
         name, whole = f"{EVIDENCE_DIR}/{safe}", _size_of(path)
         try:
-            text, note = _public_text(path, packer.redactor)
+            text, note = _public_text(path, home, packer.redactor)
         except _NotPublic as reason:
             packer.leave_out(name, whole, str(reason))
             continue
@@ -314,13 +331,18 @@ class _NotPublic(Exception):
     """Why nothing of a file may go out."""
 
 
-def _public_text(path: Path, redactor: Redactor) -> tuple[str, str]:
+def _public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
     """What of the file may go out, and what is missing of it. Raises _NotPublic."""
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):
+        if not stat.S_ISREG(path.lstat().st_mode):  # opening a device may act
             raise _NotPublic("a link or no plain file")
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        # A link may take the file's place, or its folder's, before it is open.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            opened = Path(os.path.realpath(f"/proc/self/fd/{handle}"))
+            if opened != home / path.name:
+                raise _NotPublic("a link leads to it")
+            size = os.fstat(handle).st_size
             if b"\0" in file.read(4096):
                 raise _NotPublic("not text")
             file.seek(0)

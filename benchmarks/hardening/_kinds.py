@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import random
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import _mutated as made
 
@@ -26,11 +28,14 @@ class Seeds:
     logs: list[bytes]
     recordings: list[tuple[str, bytes]]
     replay: Path
+    campaigns: dict[str, str]
 
 
 @cache
 def seeds(place: Path) -> Seeds:
     import made_up_har as har
+    from campaign_samples import ablation, acceptance, bisection
+    from finding_samples import whole_fuzz
     from made_up_replay import finding, ghost_case, replay
     from mmrepro.reports.replay import write_replay
     from mmrepro.traffic.case.files import write_case
@@ -60,7 +65,13 @@ def seeds(place: Path) -> Seeds:
     write_case(ghost_case(), kept / one.folder)
     write_replay(replay(one), kept)
     ledger = (made.ROOT / "docs/nightly/ledger.jsonl").read_bytes()
-    return Seeds(bundles, ledger, list(logs.values()), recordings, kept)
+    campaigns = {
+        "ablation.json": ablation().model_dump_json(),
+        "bisection.json": bisection().model_dump_json(),
+        "summary.json": acceptance().model_dump_json(),
+        "fuzz.json": whole_fuzz().model_dump_json(),
+    }
+    return Seeds(bundles, ledger, list(logs.values()), recordings, kept, campaigns)
 
 
 Command = list[str]
@@ -238,6 +249,145 @@ def large(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
     return ["bundle", "run", "--out", "x.zip"]
 
 
+# ---------------------------------------------------------------------- the newer commands
+
+
+def wheelhouse_manifest() -> Any:
+    """A small wheelhouse that is whole: uv itself is not in it."""
+    data = b"PK\x05\x06" + bytes(18)
+    held = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    name = "minivllm-0.1-py3-none-any.whl"
+    package = {"name": "minivllm", "version": "0.1", "origin": "wheel", "file": name, "why": ""}
+    wheel = {"project": "minivllm", "filename": name, "uploaded": "", "origin": ""}
+    return {
+        "schema_version": 1,
+        "made": "2026-11-23T00:00:00Z",
+        "target": {"python": "3.12", "platform": "x86_64-manylinux_2_35", "have": {}},
+        "max_part": 1 << 30,
+        "parts": ["part-1"],
+        "files": [{"name": name, **held, "pieces": [{"part": "part-1", "name": name, **held}]}],
+        "harness": {"version": "0.1.0", "packages": [package]},
+        "engines": [
+            {
+                "engine": "minivllm", "release": "0.1", "device": "cpu", "key": "minivllm-0.1-cpu",
+                "wheel": {**wheel, "sha256": held["sha256"]}, "packages": [package], "notes": [],
+                "cutoff": "2026-11-23T00:00:00Z",
+            }
+        ],
+    }  # fmt: skip
+
+
+def wheelhouse(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    part = folder / "house" / "part-1"
+    part.mkdir(parents=True)
+    document = wheelhouse_manifest()
+    name = document["files"][0]["name"]
+    (part / name).write_bytes(b"PK\x05\x06" + bytes(18))
+    document = made.changed(rng, document) if rng.random() < 0.9 else made.nested(20_000)
+    text = made.as_json(rng, document) if isinstance(document, dict | list) else b"null"
+    if rng.random() < 0.2:  # names that lead out of the folder
+        text = text.replace(name.encode(), rng.choice((b"../../up", b"/absolute", b"a/../../b")))
+    (folder / "house" / "wheelhouse.json").write_bytes(text)
+    made.odd(rng, part, "odd.whl")
+    return ["env", "create", "minivllm", "0.1", "--device", "cpu", "--wheelhouse", "house"]
+
+
+def as_toml(rng: random.Random, value: Any) -> str:
+    """Any text that looks like a value of TOML."""
+    return rng.choice(
+        [
+            "9" * 5000, "-" + "1" * 4200, "1e999", "nan", "[" * 3000, "[[[]]]", "{a.b.c = 1}",
+            '"\\u0000"', "'''\n\n'''", "true", "0001-13-41", "1979-05-27T07:32:00Z", '""',
+            json.dumps(made.WORDS[rng.randrange(9)].encode("utf-8", "replace").decode()),
+            json.dumps(value), f"[{', '.join(['1'] * 20_000)}]",
+        ]
+    )  # fmt: skip
+
+
+def toml_of(rng: random.Random, lines: list[str]) -> bytes:
+    """``lines`` with values, keys and tables that do not belong."""
+    for _ in range(rng.randint(1, 3)):
+        at, how = rng.randrange(len(lines)), rng.randrange(6)
+        key = lines[at].partition("=")[0].strip()
+        if how < 3 and "=" in lines[at]:
+            lines[at] = f"{key} = {as_toml(rng, key)}"
+        elif how == 3:
+            lines.insert(at, f"{'a.' * rng.choice((1, 500, 20_000))}b = 1")
+        elif how == 4:
+            lines += lines[-4:] * rng.choice((1, 300, 6000))
+        else:
+            lines.insert(at, rng.choice(("[a.b]", "[[rows]]", "[x]" * 9, "=", "\x1b[2J = 1")))
+    data = "\n".join(lines).encode("utf-8", "replace")
+    return made.broken(rng, data) if rng.random() < 0.1 else data
+
+
+def matrix_file(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    text = (made.ROOT / "docs/nightly/subset.toml").read_text()
+    (folder / "rows.toml").write_bytes(toml_of(rng, text.splitlines()))
+    return ["matrix", "run", "rows.toml", "--dry-run"]
+
+
+def configuration(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    lines = ["seed = 1", "[ablate]", "seed = 3", 'budget = "1h"', "[matrix.run]", "repeat = 2"]
+    (folder / "mmrepro.toml").write_bytes(toml_of(rng, lines))
+    return rng.choice([["ablate", "ghost-key-eviction", "--dry-run"], ["incidents"], ["list"]])
+
+
+def quarantine(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    (folder / "nights").mkdir()
+    (folder / "nights" / "ledger.jsonl").write_bytes(seeds.ledger)
+    lines = ["[[quarantine]]", 'scenario = "borrowed-faults"', 'releases = ">=0.1, <0.2"']
+    lines += ['reason = "on purpose"', 'issue = "x/1"', 'owner = "ada"', "expires = 2026-12-24"]
+    (folder / "quarantine.toml").write_bytes(toml_of(rng, lines))
+    return ["matrix", "report", "nights", "--quarantine", "quarantine.toml"]
+
+
+def model_config(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    document = {
+        "model_type": "qwen2_vl", "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "hidden_size": 3584, "torch_dtype": "bfloat16",
+        "architectures": ["Qwen2VLForConditionalGeneration"], "vocab_size": 152064,
+        "vision_config": {"patch_size": 14, "spatial_merge_size": 2, "embed_dim": 1280},
+    }  # fmt: skip
+    (folder / "config.json").write_bytes(made.as_json(rng, made.changed(rng, document)))
+    engine = rng.choice(("vllm", "sglang", "lmdeploy"))
+    setting = {
+        "vllm": "--gpu-memory-utilization",
+        "sglang": "--mem-fraction-static",
+        "lmdeploy": "--cache-max-entry-count",
+    }[engine]
+    words = ["kv-budget", "--engine", engine, setting, "0.8", "--model", ".", "--free", "40GiB"]
+    return [*words, "--total", "80GiB", *rng.choice([[], ["--json"], ["--need", "4000"]])]
+
+
+def campaign(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    """A bisection, an ablation, an acceptance or a fuzz session, as its folder is found later."""
+    (folder / "c").mkdir()
+    name = rng.choice(sorted(seeds.campaigns))
+    document = made.changed(rng, json.loads(seeds.campaigns[name]))
+    (folder / "c" / name).write_bytes(made.as_json(rng, document))
+    made.odd(rng, folder / "c", "report.html")
+    format = rng.choice(FORMATS)
+    return rng.choice([["report", "c", "--format", format], ["incidents"], ["resume", "c"]])
+
+
+def scenario_file(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    (folder / "mine.py").write_bytes(
+        rng.choice(
+            [
+                b"raise SystemExit(0)", b"raise KeyboardInterrupt", b"raise GeneratorExit",
+                b"class E(BaseException): pass\nraise E('\x1b[2J')", b"def f(): f()\nf()",
+                b"SCENARIO = 7", b"SCENARIO = None", b"import nothing_of_that_name", b"\x00",
+                b"(" * 5000, b"x = " + b"9" * 5000, b"# coding: none\n", b"import os; os.abort",
+                b"from mmrepro.scenario import Scenario\nclass A(Scenario): ...\nSCENARIO = A()",
+                b"class S:\n def __getattr__(self, n): raise SystemExit(9)\nSCENARIO = S()",
+                b"raise ExceptionGroup('two', [ValueError(1), OSError(2)])", b"\xff\xfe",
+            ]
+        )
+    )  # fmt: skip
+    return rng.choice([["show", "./mine.py"], ["ablate", "./mine.py", "--dry-run"]])
+
+
 KINDS: dict[str, tuple[Maker, int]] = {
     "bundle, bytes": (bundle_bytes, 450),
     "bundle, JSON": (bundle_json, 800),
@@ -248,5 +398,12 @@ KINDS: dict[str, tuple[Maker, int]] = {
     "ledger": (ledger, 250),
     "logs": (logs, 750),
     "recording": (recording, 520),
+    "wheelhouse": (wheelhouse, 150),
+    "matrix file": (matrix_file, 120),
+    "configuration": (configuration, 100),
+    "quarantine": (quarantine, 80),
+    "model's config": (model_config, 120),
+    "campaign": (campaign, 200),
+    "scenario file": (scenario_file, 60),
     "large": (large, 30),
 }

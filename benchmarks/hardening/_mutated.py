@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "unit" / name) for name in ("replay", ".")]
+sys.path[:0] = [str(ROOT / "tests" / "unit" / name) for name in ("replay", "reports", ".")]
 
 MIB = 1 << 20
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b[31m\r\b\x00\u202e\u2028\x9b2J<script>alert(1)</script>|`"

@@ -195,7 +195,8 @@ def planned(share: float) -> list[tuple[int, str]]:
     """By number and kind; the same numbers are the same files, whatever the share."""
     kinds = [kind for kind, (_, count) in KINDS.items() for _ in range(count)]
     step = round(1 / share)
-    return [(number, kind) for number, kind in enumerate(kinds, 1) if number % step == 0]
+    wanted = enumerate(kinds, 1)
+    return [(n, k) for n, k in wanted if n % step == 0 and ARGS.kind in (None, k)]
 
 
 def main() -> int:
@@ -226,6 +227,7 @@ if __name__ == "__main__":
     parser.add_argument("--share", type=float, default=1.0, help="of the files that are tried")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="commands at a time")
+    parser.add_argument("--kind", help="try only files of this kind")
     parser.add_argument("--only", type=int, help="try this number alone, and keep its files")
     ARGS = parser.parse_args()
     sys.exit(main())

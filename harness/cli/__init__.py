@@ -19,7 +19,11 @@ def main() -> None:
     # Importing makes many objects and no garbage: looking for it took a quarter of a diagnosis.
     gc.set_threshold(100_000)
     streams = Streams()
-    sys.exit(streams.settle(_run(streams)))
+    try:
+        code = streams.settle(_run(streams))
+    except KeyboardInterrupt:  # a second Ctrl-C, while the first one was handled
+        code = ExitCode.INTERRUPTED
+    sys.exit(code)
 
 
 def _run(streams: Streams) -> int:
@@ -94,4 +98,8 @@ def _say(text: str) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the command as Ctrl-C does. A second such signal must not cut short what the first began:
+    the engine is ended, and what was collected is written."""
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, lambda *_: None)  # a child would inherit SIG_IGN
     raise KeyboardInterrupt

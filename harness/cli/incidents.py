@@ -314,11 +314,12 @@ def _show(given: Path, *, only_print: bool = False) -> None:
     import sys
     import webbrowser
 
+    from mmrepro.base.text.sanitize import plain
     from mmrepro.cli.report import page_of
 
     page = page_of(place(given, "record"))
     if only_print or not (sys.stdout.isatty() and webbrowser.open(page.resolve().as_uri())):
-        typer.echo(str(page))
+        typer.echo(plain(str(page)) if sys.stdout.isatty() else str(page))
 
 
 # ---------------------------------------------------------------- mmrepro resume
@@ -345,10 +346,11 @@ def resume(asked: ResumeCommand) -> None:
 
     Example:  mmrepro resume nights -- --budget 1h
     """
+    from mmrepro.base.text.sanitize import one_line
     from mmrepro.cli.app import app
 
     words = [*words_of(_left(asked.folder), asked.folder), *asked.more]
-    typer.echo(shlex.join(["mmrepro", *words]), err=True)
+    typer.echo(one_line(shlex.join(["mmrepro", *words]), 2000), err=True)
     code = app(words, prog_name="mmrepro", standalone_mode=False)
     raise typer.Exit(code if isinstance(code, int) else 0)
 

@@ -422,6 +422,7 @@ def merge(asked: MatrixMergeCommand) -> None:
 
     Example:  mmrepro matrix merge shard-1 shard-2 --out nights
     """
+    from mmrepro.base.text.sanitize import one_line
     from mmrepro.history.ledger import read
     from mmrepro.history.merge import merge as join
     from mmrepro.reports.nightly import write_night
@@ -436,7 +437,7 @@ def merge(asked: MatrixMergeCommand) -> None:
         f"{', '.join(done.nights)}; {done.incidents} incidents copied."
     )
     for missing in done.missing:
-        typer.echo(f"no such incident: {missing}", err=True)
+        typer.echo(f"no such incident: {one_line(missing, 500)}", err=True)
     known = read(out)
     if known.newest is not None:
         write_night(known, known.newest, out, excused)

@@ -131,7 +131,7 @@ def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
 
 
 DOCUMENTS = {
-    "incident": "mmrepro.incident:Incident",
+    "incident": "mmrepro.failure.documents:Incident",
     "diagnosis": "mmrepro.failure.documents.diagnosis:Diagnosis",
     "ablation": "mmrepro.failure.documents.searches:Ablation",
     "bisection": "mmrepro.failure.documents.searches:Bisection",
@@ -257,7 +257,7 @@ def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool)
         parts = f"{len(found.changes)} of {len(found.parts)} conditions and claims differ"
         if not found.changes:
             parts = f"as recorded, with all {len(found.parts)} conditions and claims"
-        out.print(f"{path.name}  {now}  {parts}")
+        out.print(f"{escape(plain(path.name))}  {now}  {parts}")
         rows = []
         for part in found.parts if every else found.changes:
             then, now = part.then or "new", part.now or "gone"
@@ -354,6 +354,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _print_bundle(target: Path, manifest: BundleManifest) -> None:
+    from mmrepro.base.text.sanitize import plain
     from rich.console import Console
     from rich.markup import escape
 
@@ -371,6 +372,7 @@ def _print_bundle(target: Path, manifest: BundleManifest) -> None:
         rows.append((f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why)))
     console = Console(highlight=False)
     console.print(table(("file", "bytes", "redacted", "sha256", "note"), rows))
-    console.print(f"\n{escape(str(target))}  {units.size(target.stat().st_size, 2)}")
-    console.print(f"to read it:  mmrepro report {escape(str(target))}")
+    shown = escape(plain(str(target)))
+    console.print(f"\n{shown}  {units.size(target.stat().st_size, 2)}")
+    console.print(f"to read it:  mmrepro report {shown}")
     console.print("Look at it before you publish it.")

@@ -37,6 +37,7 @@ from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenario.parts import SourceRef
 from mmrepro.traffic.evidence import Evidence
+from packaging.version import InvalidVersion, Version
 
 
 def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
@@ -105,7 +106,15 @@ def expectation(scenario: Scenario, facts: RunFacts) -> tuple[Outcome | None, st
 
 def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
     """What of the set-up a recorded run was judged with. Its fidelity is the engine's own, if that
-    has one: runs of minivllm that are older than it were recorded as ``cpu``."""
+    has one: runs of minivllm that are older than it were recorded as ``cpu``.
+
+    Raises:
+        UsageError: the incident's release is no version: no range can be compared with it.
+    """
+    try:
+        Version(incident.engine.release)
+    except InvalidVersion as error:
+        raise UsageError(f"The incident's release is no version: {error}.") from error
     gate = incident.gate.deadline_s if incident.gate else None  # all that older incidents tell
     applied = frozenset(m.name for m in incident.mitigations if m.applied)
     known = {f.name for f in scenario.factors}

@@ -78,14 +78,24 @@ def _from_file(path: Path) -> Scenario:
             f"{broken} line {error.lineno} is not valid Python: {error.msg}.",
             hint=f"python -m py_compile {broken}",
         ) from error
-    except (Exception, SystemExit) as error:  # a script's sys.exit() would end mmrepro unsaid
+    except BaseException as error:  # a script's sys.exit() would end mmrepro unsaid
+        if isinstance(error, KeyboardInterrupt) and not _raised_in(error, path):
+            raise  # Ctrl-C
         frames = traceback.extract_tb(error.__traceback__)
-        line = next(f for f in reversed(frames) if Path(f.filename).parent != Path(__file__).parent)
+        own = Path(__file__).parent
+        line = next((f for f in reversed(frames) if Path(f.filename).parent != own), None)
+        where = f" ({Path(line.filename).name} line {line.lineno})" if line else ""
         raise BrokenScenario(
-            f"{path} cannot be loaded: {type(error).__name__}: {error} "
-            f"({Path(line.filename).name} line {line.lineno})."
+            f"{path} cannot be loaded: {type(error).__name__}: {str(error)[:1000]}{where}."
         ) from error
     return _checked(getattr(module, "SCENARIO", None), str(path))
+
+
+def _raised_in(error: BaseException, path: Path) -> bool:
+    """Whether a ``raise`` in the file itself made ``error``, and not a signal."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    return Path(last.filename) == path and (last.line or "").lstrip().startswith("raise")
 
 
 def _checked(candidate: object, where: str, conditions: bool = True) -> Scenario:

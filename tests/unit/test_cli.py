@@ -330,3 +330,32 @@ def test_a_report_is_made_from_the_folder_alone(
     assert "reproduced" in done.stdout
     if format == "json":
         assert json.loads(done.stdout)["verdict"]["outcome"] == "reproduced"
+
+
+LEAVES = """
+import os, sys
+try:
+    os.write(1, b"began\\n")
+    sys.stdin.readline()
+finally:
+    os.write(1, b"cleaning up\\n")
+    sys.stdin.readline()
+    os.write(1, b"cleaned up\\n")
+"""
+"""A scenario file that has something to end when it is interrupted."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_does_not_cut_short_what_the_first_began(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "mine.py").write_text(LEAVES)
+    words = [sys.executable, "-m", "mmrepro", "show", "./mine.py"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=tmp_path, text=True, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "began\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == "cleaning up\n"
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate("\n", timeout=60)
+    assert (process.returncode, out) == (ExitCode.INTERRUPTED, "cleaned up\n"), error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import verdicts
+from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import Incident
 from mmrepro.reports import load
@@ -129,3 +130,13 @@ def test_an_incident_without_a_verdict(tmp_path: Path) -> None:
     (tmp_path / "incident.json").write_text(incident.model_dump_json())
     said = runner.invoke(app, ["judge", str(tmp_path)])
     assert "holds no verdict" in str(said.exception)
+
+
+@pytest.mark.parametrize("release", ["main", "not a version", "1.x", "\x1b[2J", ""])
+def test_an_incident_whose_release_is_no_version(
+    incidents: dict[str, Incident], release: str
+) -> None:
+    incident = next(iter(incidents.values())).model_copy(deep=True)
+    incident.engine.release = release
+    with pytest.raises(UsageError, match=r"^The incident's release is no version"):
+        facts_of(incident, load_scenario(incident.scenario.name))

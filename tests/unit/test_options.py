@@ -290,6 +290,13 @@ def test_a_matrix_file_goes_before_it(tmp_path: Path) -> None:
         ("[tool.mmrepro]\ndevice = 'tpu'", "'tpu' is not one of"),
         ("[tool.mmrepro.abalte]\nrepeat = 1", "there is no command 'abalte'"),
         ("[tool.mmrepro", "is not valid TOML"),
+        (f"[tool.mmrepro]\nrepeat = {'9' * 5000}", "is not valid TOML: Exceeds the limit"),
+        (f"[tool.mmrepro]\nrepeat = {'9' * 4000}", "a number of more than 63 bits"),
+        (f"[tool.mmrepro]\n{'a.' * 20_000}b = 1", "a key of more than 20 parts"),
+        (f"[tool.mmrepro]\nrepeat = {'[' * 3000}", "nested too deep"),
+        (f"[tool.mmrepro]\nx = {'[' * 30}{']' * 30}", "nested too deep"),
+        ("[tool.mmrepro]\n" + "[[rows]]\n" * 20_000, "more than 5,000 tables"),
+        ("[tool.mmrepro]\nx = 0001-13-41", "is not valid TOML"),
     ],
 )
 def test_what_a_file_has_wrong_is_one_sentence(text: str, says: str) -> None:

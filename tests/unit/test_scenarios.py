@@ -295,6 +295,10 @@ BROKEN = {
     "import": ("import no_such_module\n", "No module named 'no_such_module'.*line 1"),
     "raises": ("x = 1\n1 / 0\n", "ZeroDivisionError: division by zero .*line 2"),
     "exits": ("import sys\nsys.exit(0)\n", "SystemExit"),
+    "its own interrupt": ("x = 1\nraise KeyboardInterrupt\n", "KeyboardInterrupt.*line 2"),
+    "generator": ("raise GeneratorExit\n", "GeneratorExit"),
+    "its own end": ("class E(BaseException): pass\nraise E('over')\n", "E: over .*line 2"),
+    "recursion": ("def f(): f()\nf()\n", "RecursionError"),
     "empty": ("", "binds no scenario to the name SCENARIO"),
     "a class": (GOOD + "\n    SCENARIO = Mine\n", "binds no scenario"),
     "abstract": (

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
@@ -93,15 +94,45 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
-    """Return the document of a TOML file. Raises UsageError: it cannot be read, or is none."""
+    """The document of a TOML file.
+
+    Raises:
+        UsageError: it cannot be read, is none, or is beyond what a person writes: in depth, in
+            tables, in digits.
+    """
     import tomllib
 
     try:
-        return tomllib.loads(read_file(path, MAX_TOML_BYTES).decode())
+        text = read_file(path, MAX_TOML_BYTES).decode()
+        if _DEEP.search(text):  # tomllib takes gigabytes for a key of 20,000 parts
+            raise ValueError(f"a key of more than {_MOST_PARTS} parts")
+        if text.count("[[") > _MOST_TABLES:
+            raise ValueError(f"more than {_MOST_TABLES:,} tables")
+        document = tomllib.loads(text)
+        _within_limits(document)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise UsageError(f"{path} is not valid TOML: it is nested too deep.", hint=hint) from error
+    except ValueError as error:  # of tomllib, of UTF-8, of a number or a date that there is none of
         raise UsageError(f"{path} is not valid TOML: {error}.", hint=hint) from error
+    return document
+
+
+_MOST_PARTS: Final = 20
+_MOST_TABLES: Final = 5000
+_DEEP: Final = re.compile(rf"(?:[\w\"'-]{{1,200}}[ \t]*\.[ \t]*){{{_MOST_PARTS}}}")
+
+
+def _within_limits(value: Any, depth: int = 0) -> None:
+    """Raises ValueError: a number that no option takes, or a depth that no file of ours has."""
+    if depth > _MOST_PARTS:
+        raise ValueError("it is nested too deep")
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _within_limits(one, depth + 1)
+    elif isinstance(value, int) and value.bit_length() > 63:
+        raise ValueError("a number of more than 63 bits")
 
 
 def is_file(path: Path) -> bool:

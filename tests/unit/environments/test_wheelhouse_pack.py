@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -46,6 +47,9 @@ def test_parts_are_filled_and_joined_again_and_any_flipped_byte_is_noticed(
             install.join(folder, document["files"], None)
 
 
+EMPTY: dict[str, Any] = {"harness": {"packages": []}, "engines": []}
+
+
 def written(folder: Path, contents: dict[str, bytes], capacity: int) -> install.Json:
     source = folder / "source"
     source.mkdir()
@@ -58,6 +62,7 @@ def written(folder: Path, contents: dict[str, bytes], capacity: int) -> install.
         "made": "2026-11-22T12:00:00Z",
         "parts": parts,
         "files": [file.model_dump() for file in files],
+        **EMPTY,
     }
     for place in (folder, *(folder / part for part in parts)):
         (place / install.MANIFEST).write_text(json.dumps(document))
@@ -111,7 +116,8 @@ def test_pieces_that_are_right_but_not_of_one_file(tmp_path: Path) -> None:
 def test_the_youngest_manifest_counts(tmp_path: Path) -> None:
     for part, made, parts in (("part-01", "09", 3), ("part-02", "10", 2), ("part-03", "08", 1)):
         (tmp_path / part).mkdir()
-        document = {"schema_version": 1, "made": f"2026-11-{made}", "parts": ["x"] * parts}
+        document = {"schema_version": 1, "made": f"2026-11-{made}", "files": [], **EMPTY}
+        document["parts"] = ["part-1"] * parts
         (tmp_path / part / install.MANIFEST).write_text(json.dumps(document))
     assert install.read(tmp_path)["made"] == "2026-11-10"
 
@@ -122,6 +128,11 @@ def test_the_youngest_manifest_counts(tmp_path: Path) -> None:
         (None, "is no wheelhouse"),
         ("{", "cannot be read"),
         ('{"schema_version": 2, "made": "", "parts": []}', "is of a form 2, not 1"),
+        ("null", "is no manifest: the whole does not fit"),
+        ("[]", "is no manifest: the whole does not fit"),
+        ("[" * 90_000, "cannot be read"),
+        ('{"schema_version": ' + "9" * 5000 + "}", "cannot be read"),
+        ('{"schema_version": 1, "made": []}', "is no manifest: made does not fit"),
     ],
 )
 def test_a_manifest_that_cannot_be_used(tmp_path: Path, text: str | None, words: str) -> None:
@@ -129,3 +140,43 @@ def test_a_manifest_that_cannot_be_used(tmp_path: Path, text: str | None, words:
         (tmp_path / install.MANIFEST).write_text(text)
     with pytest.raises(install.BadWheelhouse, match=words):
         install.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../up", "/absolute", "a/b", "..", "", "a\nb", "x" * 999, 7, None]
+)
+@pytest.mark.parametrize(
+    "place", ["file", "piece", "part", "package", "version", "engine", "parts", "carried"]
+)
+def test_a_name_that_leads_out_of_the_folder(tmp_path: Path, place: str, name: object) -> None:
+    """Nothing is read or written by it, whoever asks."""
+    document = written(tmp_path, {"it.whl": b"it"}, 10)
+    package = {"name": "it", "version": "1", "file": "it.whl"}
+    document["harness"] = {"packages": [package]}
+    document["engines"] = [{"engine": "e", "release": "1", "device": "cpu", "packages": [package]}]
+    (tmp_path / install.MANIFEST).write_text(json.dumps(document))
+    assert install.read(tmp_path) == document
+    file = document["files"][0]
+    owner, key = {
+        "file": (file, "name"), "piece": (file["pieces"][0], "name"),
+        "part": (file["pieces"][0], "part"), "package": (package, "name"),
+        "version": (package, "version"), "engine": (document["engines"][0], "release"),
+        "parts": (document, "parts"), "carried": (package, "file"),
+    }[place]  # fmt: skip
+    owner[key] = [name] if place == "parts" else name
+    (tmp_path / install.MANIFEST).write_text(json.dumps(document))
+    if place == "carried" and name == "":
+        assert install.read(tmp_path) == document, "it is not carried"
+        return
+    with pytest.raises(install.BadWheelhouse, match=r"does not fit$|names no file"):
+        install.read(tmp_path)
+
+
+def test_a_piece_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    document = written(tmp_path, {"it.whl": b"it"}, 10)
+    (piece,) = tmp_path.glob("part-*/it.whl*")
+    (tmp_path / "away").write_bytes(piece.read_bytes())
+    piece.unlink()
+    piece.symlink_to(tmp_path / "away")
+    with pytest.raises(install.BadWheelhouse, match="is no plain file"):
+        install.check_there(tmp_path, document, document["files"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,50 @@ def test_bad_targets_are_told(tmp_path: Path) -> None:
         write_bundle(folder, load(folder), tmp_path / "there.zip")
     with pytest.raises(UnwritableOutput, match="cannot be written"):
         write_bundle(folder, load(folder), tmp_path / "no" / "such.zip")
+
+
+def test_no_bundle_takes_the_place_of_what_it_packs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, sample_incident(), {"engine.log": "a line\n"})
+    (tmp_path / "link.json").symlink_to(folder / "incident.json")
+    for target in (
+        folder / "incident.json",
+        folder / "evidence/engine.log",
+        tmp_path / "link.json",
+    ):
+        before = target.read_bytes()
+        with pytest.raises(UsageError, match="is a part of what is packed"):
+            write_bundle(folder, load(folder), target, force=True)
+        assert target.read_bytes() == before
+    for _ in range(2):  # an earlier bundle in that folder is written over
+        write_bundle(folder, load(folder), folder / "it.zip", force=True)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_link_that_appears_meanwhile_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    folder = write_run(tmp_path, sample_incident(), {"engine.log": "a line\n"})
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away/engine.log").write_text("of somebody else\n")
+    real = os.open
+
+    def swapped(path: Any, *more: Any) -> int:
+        own = Path(path)
+        if own.name == "engine.log" and not own.is_symlink():
+            if what == "file":
+                own.unlink()
+                own.symlink_to(tmp_path / "away/engine.log")
+            elif not own.parent.is_symlink():
+                own.parent.rename(tmp_path / "old")
+                own.parent.symlink_to(tmp_path / "away")
+        return real(path, *more)
+
+    monkeypatch.setattr("mmrepro.reports.bundle.os.open", swapped)
+    manifest = write_bundle(folder, load(folder), tmp_path / "x.zip")
+    assert (
+        folder / "evidence" if what == "folder" else folder / "evidence/engine.log"
+    ).is_symlink()
+    assert [one.name for one in manifest.left_out] == ["evidence/engine.log"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "no manifest", "other zip", "text"])

@@ -240,8 +240,12 @@ def _set_of(house: Wheelhouse, spec: EnvironmentSpec) -> EngineSet:
         if (one.engine, one.release, one.device) == wanted:
             return one
     held = ", ".join(f"{one.engine} {one.release} ({one.device})" for one in house.engines)
+    other = next(iter(house.engines), None)
     raise UsageError(
-        f"The wheelhouse holds {held}; not {spec.engine} {spec.release} ({spec.device}).",
-        hint=f"for example: mmrepro env create {house.engines[0].engine} "
-        f"{house.engines[0].release} --device {house.engines[0].device} --wheelhouse DIR",
+        f"The wheelhouse holds {held or 'no engine'}; "
+        f"not {spec.engine} {spec.release} ({spec.device}).",
+        hint=f"for example: mmrepro env create {other.engine} {other.release} "
+        f"--device {other.device} --wheelhouse DIR"
+        if other
+        else f"mmrepro env wheelhouse --engine {spec.engine} --release {spec.release}",
     )

@@ -10,11 +10,14 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,46 @@ class BadWheelhouse(Exception):
     """It cannot be used. The message is one sentence without its full stop."""
 
 
+MOST_BYTES = 64 << 20
+"""A manifest with two engines has 300 KB."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}")  # never a path, never two lines
+_PART = re.compile(r"part-[0-9]{1,9}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_FILE = {"name": _NAME, "bytes": int, "sha256": _HASH}
+_PACKAGE = {"name": _NAME, "version": _NAME, "file": re.compile(rf"(?:{_NAME.pattern})?")}
+_SHAPE = {
+    "schema_version": int,
+    "made": str,
+    "parts": [_PART],
+    "files": [{**_FILE, "pieces": [{**_FILE, "part": _PART}]}],
+    "harness": {"packages": [_PACKAGE]},
+    "engines": [
+        {"engine": _NAME, "release": _NAME, "device": _NAME, "packages": [_PACKAGE]},
+    ],
+}
+"""What this program reads of a manifest. Names in it become names of files: each is checked before
+it is used, since anybody may have written it."""
+
+
+def _unfit(value: Any, shape: Any, where: str = "") -> str:
+    """The place in ``value`` that is not as ``shape`` has it; empty: there is none."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return where or "the whole"
+        places = (
+            (value.get(key), part, f"{where}.{key}".strip(".")) for key, part in shape.items()
+        )
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            return where
+        places = ((one, shape[0], f"{where}[{at}]") for at, one in enumerate(value))
+    elif isinstance(shape, re.Pattern):
+        return "" if isinstance(value, str) and shape.fullmatch(value) else where
+    else:
+        return "" if type(value) is shape else where
+    return next(filter(None, (_unfit(*place) for place in places)), "")
+
+
 def read(folder: Path) -> Json:
     """The youngest manifest below ``folder``: one that was added to has older ones as well.
 
@@ -38,17 +81,31 @@ def read(folder: Path) -> Json:
     found = []
     for path in (folder / MANIFEST, *sorted(folder.glob(f"{PARTS}/{MANIFEST}"))):
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO waits
+                raise BadWheelhouse(f"{path.relative_to(folder)} is no plain file")
+            with path.open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise BadWheelhouse(f"{path.relative_to(folder)} is too large for a manifest")
+            document = json.loads(content)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise BadWheelhouse(f"{path.relative_to(folder)} cannot be read: {error}") from error
+        version = document.get("schema_version", 1) if isinstance(document, dict) else 1
+        if version == 1 and (wrong := _unfit(document, _SHAPE)):
+            raise BadWheelhouse(f"{path.relative_to(folder)} is no manifest: {wrong} does not fit")
         found.append(document)
     if not found:
         raise BadWheelhouse(f"{folder} is no wheelhouse: no {MANIFEST} is in it or in a part of it")
-    newest: Json = max(found, key=lambda one: str(one["made"]))
+    newest: Json = max(found, key=lambda one: str(one.get("made")))
     if newest["schema_version"] != 1:
-        raise BadWheelhouse(f"the wheelhouse is of a form {newest['schema_version']}, not 1")
+        raise BadWheelhouse(f"the wheelhouse is of a form {newest['schema_version']!r:.40}, not 1")
+    held = {file["name"] for file in newest["files"]}
+    sets = (newest["harness"], *newest["engines"])
+    wanted = {package["file"] for one in sets for package in one["packages"]} - {""}
+    if lost := sorted(wanted - held):
+        raise BadWheelhouse(f"its manifest names no file {lost[0]}")
     return newest
 
 
@@ -70,9 +127,12 @@ def check_there(folder: Path, document: Json, files: Sequence[Json]) -> None:
         for piece in file["pieces"]:
             part, name = piece["part"], piece["name"]
             try:
-                size = (folder / part / name).stat().st_size
+                found = (folder / part / name).lstat()
             except OSError:
                 raise BadWheelhouse(f"{part} lacks {name}") from None
+            if not stat.S_ISREG(found.st_mode):  # a link may lead anywhere
+                raise BadWheelhouse(f"{part}/{name} is no plain file")
+            size = found.st_size
             if size != piece["bytes"]:
                 raise BadWheelhouse(f"{part}/{name} has {size} bytes instead of {piece['bytes']}")
 
@@ -164,10 +224,13 @@ def _uv_of(wheels: Path, work: Path) -> Path:
     wheel = next(iter(wheels.glob("uv-*.whl")), None)
     if wheel is None:
         raise BadWheelhouse("the wheelhouse has no uv")
-    with zipfile.ZipFile(wheel) as archive:
-        member = next(one for one in archive.namelist() if one.endswith(".data/scripts/uv"))
-        with archive.open(member) as source, (work / "uv").open("wb") as target:
-            shutil.copyfileobj(source, target)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next(one for one in archive.namelist() if one.endswith(".data/scripts/uv"))
+            with archive.open(member) as source, (work / "uv").open("wb") as target:
+                shutil.copyfileobj(source, target)
+    except (OSError, ValueError, StopIteration, zipfile.BadZipFile, zlib.error) as error:
+        raise BadWheelhouse(f"{wheel.name} has no uv in it") from error
     (work / "uv").chmod(0o700)
     return work / "uv"
 
