@@ -119,6 +119,9 @@ class ThreadUse(Record):
     state: Annotated[str, Field(description="one letter, as in /proc/PID/stat: R, S, D, Z, T …")]
     user_pct: Annotated[float, Field(description="user-space CPU over the window, % of a core")]
     system_pct: Annotated[float, Field(description="kernel CPU over the window, % of a core")]
+    queued_pct: Annotated[
+        float | None, Field(description="runnable but without a core, % of the window")
+    ] = None
 
 
 class ProcessUse(Record):

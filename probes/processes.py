@@ -146,6 +146,7 @@ class ProcessesProbe(Probe[ProcessesData]):
                     state=run.stat.state,
                     user_pct=run.user_pct,
                     system_pct=run.system_pct,
+                    queued_pct=round(run.queued_pct, 1),
                 )
                 for run in runs[:MAX_BUSIEST]
             ],

@@ -35,6 +35,8 @@ IDLE_PCT = 5.0
 FEW_CALLS_PER_S = 200.0
 FEW_LOCK_CALLS_PER_S = 2000.0
 FEW_SWITCHES_PER_S = 100.0
+ENOUGH_S = 0.03
+"""Least processor time that is judged: three clock ticks."""
 
 # Calls of threads that queue for a lock. CPython's waiters for the GIL wake every 5 ms, so a
 # thread that spins while others wait comes with hundreds of them: contention, not work.
@@ -45,8 +47,8 @@ LOCK_CALLS = frozenset({"futex", "futex_waitv", "sched_yield", "restart_syscall"
 class Load:
     """What was measured over the window. Percentages are of one core, rates per second.
 
-    ``queued_pct``: how long the busiest thread was runnable without getting a core. On a crowded
-    machine a spinning thread gets half a core; what counts is that it never once slept.
+    ``queued_pct``: how long the busiest thread was runnable without a core. On a crowded machine a
+    spinning thread gets a tenth of a core; what counts is that it never once slept.
     """
 
     user_pct: float
@@ -62,6 +64,13 @@ class Load:
     lock_calls_per_s: float = 0.0
     busiest_calls_per_s: float | None = None
     busiest_tid: int = 0
+    seconds: float = 2.0
+
+    @property
+    def share(self) -> float:
+        """Part of its runnable time in which the busiest thread had a core; 1: it never queued."""
+        ran = self.busiest_user_pct + self.busiest_system_pct
+        return ran / (ran + self.queued_pct) if ran else 1.0
 
 
 def judge(load: Load) -> tuple[Verdict, str]:
@@ -78,16 +87,16 @@ def judge(load: Load) -> tuple[Verdict, str]:
         return "blocked", f"every thread is stopped by a signal or a tracer; {cpu}"
     if load.system_pct >= 50 and load.system_pct > load.user_pct:
         return "busy-in-kernel", f"most of its time goes into system calls: {cpu}, {rate}"
-    if total < IDLE_PCT:
+    # What other threads do beside a spinning one (polling with a timeout, say) is no progress.
+    own = load.busiest_calls_per_s
+    spins = looks_spinning(load) and (few if own is None else own < FEW_CALLS_PER_S * load.share)
+    if total < IDLE_PCT and not spins:
         if load.asleep == load.threads and few:
             return "blocked", f"all {load.threads} threads wait: {cpu}, {rate}"
         if not few:
             return "working", f"little CPU but many system calls: {cpu}, {rate}"
         return "unclear", f"{load.asleep} of {load.threads} threads wait: {cpu}, {rate}"
-    # What other threads do beside a spinning one (polling with a timeout, say) is no progress.
-    own = load.busiest_calls_per_s
-    spins = few if own is None else own < FEW_CALLS_PER_S
-    if looks_spinning(load) and spins:
+    if spins:
         queued = (
             f" (and waited {load.queued_pct:.0f} % of the time for a core)"
             if load.queued_pct >= 10
@@ -104,17 +113,26 @@ def judge(load: Load) -> tuple[Verdict, str]:
 
 
 def looks_spinning(load: Load) -> bool:
-    """Whether one thread takes all the CPU that it can get, in user space; calls not looked at."""
+    """Whether one thread takes all the CPU that it can get, in user space; calls are not counted.
+
+    Its processor time is judged against the time in which it was runnable, so that the verdict is
+    the same on a crowded machine.
+    """
     demand = load.busiest_user_pct + load.queued_pct
+    enough = load.busiest_user_pct / 100 * load.seconds >= ENOUGH_S
     pure = load.busiest_system_pct <= 0.2 * load.busiest_user_pct
-    return demand >= SPIN_PCT and load.busiest_user_pct >= 20 and pure
+    return demand >= SPIN_PCT and enough and pure
 
 
 def _few_calls(load: Load) -> bool:
+    """Whether the rates are low for the share of a core that the busiest thread had.
+
+    Locks have no share: their waiters wake by the clock.
+    """
     if load.calls_per_s is None:
-        return load.switches_per_s < FEW_SWITCHES_PER_S
+        return load.switches_per_s < FEW_SWITCHES_PER_S * load.share
     other = load.calls_per_s - load.lock_calls_per_s
-    return other < FEW_CALLS_PER_S and load.lock_calls_per_s < FEW_LOCK_CALLS_PER_S
+    return other < FEW_CALLS_PER_S * load.share and load.lock_calls_per_s < FEW_LOCK_CALLS_PER_S
 
 
 def _rate(load: Load) -> str:
@@ -230,6 +248,7 @@ def measure(
         threads=len(second),
         asleep=min(asleep, len(second)),
         stopped=min(stopped, len(second)),
+        seconds=seconds,
     )
 
 

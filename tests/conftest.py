@@ -37,9 +37,10 @@ with contextlib.suppress(ModuleNotFoundError, AttributeError):
     typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # How long an example takes says nothing here: engines may be running beside the tests.
-# The same examples each time: a run fails for what it changed. "thorough" draws new ones.
+# The same examples each time: a run fails for what it changed. The others draw new ones.
 if settings is not None:
-    settings.register_profile("mmrepro", deadline=None, max_examples=40, derandomize=True)
+    settings.register_profile("mmrepro", deadline=None, max_examples=20, derandomize=True)
+    settings.register_profile("nightly", deadline=None, max_examples=200)
     settings.register_profile("thorough", deadline=None, max_examples=1000)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mmrepro"))
 

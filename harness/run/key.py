@@ -97,6 +97,7 @@ class _Finder:
     def __init__(self, starts: Iterable[str]) -> None:
         self._files: dict[str, Path | None] = {}
         self._packages: dict[str, Path] = {}
+        self._folders: dict[str, Path | None] = {}
         self._homes: list[Path] = []
         for name in starts:
             top = name.partition(".")[0]
@@ -116,7 +117,10 @@ class _Finder:
     def _found(self, name: str) -> Path | None:
         top, *below = name.split(".")
         if top == PACKAGE:
-            folder = folder_of(below[0] if below else "")
+            part = below[0] if below else ""
+            if part not in self._folders:
+                self._folders[part] = folder_of(part)
+            folder = self._folders[part]
             return _file_in(folder, below[1:]) if folder is not None else None
         if top in self._packages:
             return _file_in(self._packages[top], below)
@@ -136,10 +140,10 @@ def folder_of(part: str) -> Path | None:
 
 
 def _file_in(folder: Path, below: Iterable[str]) -> Path | None:
-    place = folder.joinpath(*below)
-    for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
-        if path.is_file():
-            return path
+    place = os.path.join(folder, *below)  # noqa: PTH118 - a tenth of pathlib's time
+    for path in (f"{place}/__init__.py", f"{place}.py"):
+        if os.path.isfile(path):  # noqa: PTH113
+            return Path(path)
     return None
 
 

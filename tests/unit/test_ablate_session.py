@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import worlds
+from kinds import written
 from made_up import hang_run, healthy_run
 from matrix_nights import FakeProvisions
 from mmrepro.base.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
@@ -34,6 +35,8 @@ from worlds import World, WorldTrials, as_in_0_23, environment
 
 GHOST = load_scenario("ghost-key-eviction")
 Ablate = Callable[..., Ablation]
+REPORTS = partial(keep, KIND)
+"""What the command writes with: each time in every format."""
 CPU = {"device": "cpu"}
 
 
@@ -45,11 +48,16 @@ def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
     monkeypatch.setattr(cells, "existing", lambda spec: place)
 
     def run(
-        world: World, *, jobs: int = 1, budget_s: float | None = None, **more: object
+        world: World,
+        *,
+        jobs: int = 1,
+        budget_s: float | None = None,
+        write: Callable[[Any, Path], object] = written,
+        **more: object,
     ) -> Ablation:
         options = AblateCommand(**{**CPU, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
         trials = WorldTrials(world, place, TrialOptions(start_mode=options.run.start_mode))
-        policy = Ablating(GHOST, options, write=partial(keep, KIND))
+        policy = Ablating(GHOST, options, write=write)
         places = LocalPlaces(trials, FakeProvisions(), jobs)
         return Campaign(policy, places, budget_s=budget_s).execute()
 
@@ -62,7 +70,7 @@ def classes(ablation: Ablation) -> dict[str, FactorClass | None]:
 
 def test_the_ghost_key_of_0_23_0(ablate: Ablate, tmp_path: Path) -> None:
     world = World()
-    done = ablate(world)
+    done = ablate(world, write=REPORTS)
     assert classes(done) == {
         "prefix-caching": FactorClass.IRRELEVANT,
         "concurrency": FactorClass.IRRELEVANT,
@@ -157,7 +165,7 @@ def test_ctrl_c_keeps_what_is_whole_and_says_how_to_go_on(ablate: Ablate, tmp_pa
         return as_in_0_23(flips)
 
     with pytest.raises(KeyboardInterrupt):
-        ablate(World(interrupted))
+        ablate(World(interrupted), write=REPORTS)
     partial_one = KIND.load(tmp_path / "out")
     assert (partial_one.state, partial_one.conclusion) == ("interrupted", None)
     assert [c.flips for c in partial_one.cells] == [[], ["prefix-caching"], ["concurrency"]]

@@ -26,6 +26,7 @@ from mmrepro.probes.data import (
     MetricsData,
     ProcessesData,
     SyscallsData,
+    ThreadUse,
 )
 from mmrepro.scenario import Check, Finding
 from mmrepro.scenario.definition import bind
@@ -162,7 +163,8 @@ def test_a_core_that_burns_was_idle_before(
         (20.0, 0.0, 70.0, MET),  # seen with eight other programs on two cores
         (20.0, 0.0, 59.0, UNKNOWN),
         (20.0, 6.0, 70.0, UNKNOWN),
-        (9.0, 0.0, 90.0, UNKNOWN),
+        (9.0, 0.0, 90.0, MET),  # seen of a nice server beside two loops
+        (4.9, 0.0, 90.0, UNKNOWN),
         (20.0, 0.0, 49.0, NOT_MET),
         (2.0, 0.0, 0.0, NOT_MET),
     ],
@@ -174,6 +176,17 @@ def test_a_core_that_burns_on_an_overloaded_machine(
     now.processes[0].queued_pct = queued
     evidence = Evidence(probes=[probed(processes(0.0), "gate"), probed(now)])
     assert told(checks.core_burns_cpu, evidence).truth is truth
+
+
+def test_the_queue_of_the_busiest_thread_counts_where_it_was_read() -> None:
+    now = processes(20.0)
+    now.processes[0].queued_pct = 300.0  # of thirty threads
+    evidence = Evidence(probes=[probed(processes(0.0), "gate"), probed(now)])
+    assert told(checks.core_burns_cpu, evidence).truth is MET
+    now.processes[0].busiest = [
+        ThreadUse(tid=1, name="one", state="S", user_pct=20.0, system_pct=0.0, queued_pct=10.0)
+    ]
+    assert told(checks.core_burns_cpu, evidence).truth is UNKNOWN
 
 
 @pytest.mark.parametrize("verdict", ["busy-in-kernel", "blocked", "working"])

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import in_process
 import jsonschema
 import pytest
 from made_up import desync_run, hang_run, healthy_run, judge, run_facts
-from mmrepro import cli
 from mmrepro.base.errors import ExitCode
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Verdict
@@ -48,25 +47,16 @@ Here = Callable[..., Said]
 
 
 @pytest.fixture
-def here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Here]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     """``mmrepro …`` in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     for name, text in {"UV_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "200"}.items():
         monkeypatch.setenv(name, text)
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
 
     def run(*argv: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["mmrepro", *map(str, argv)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return Said(sys.argv, int(ended.value.code or 0), said.out, said.err)
+        return Said(argv, *in_process.mmrepro(*argv))
 
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return run
 
 
 def refused(*argv: object, cwd: Path | None = None) -> str:
@@ -93,8 +83,9 @@ def test_a_file_without_end_is_not_read_to_its_end(
     said = here(*command, "huge.py")
     assert said.returncode == ExitCode.USAGE
     assert "it is too large" in said.stderr
-    os.truncate(tmp_path / "huge.py", 0)
-    assert "it is too large" not in here(*command, "huge.py").stderr
+    (tmp_path / "huge.py").write_text("neither commits nor packages nor Python\n")
+    said = here(*command, "huge.py")
+    assert (said.returncode, "it is too large" in said.stderr) == (ExitCode.USAGE, False)
 
 
 @pytest.mark.parametrize("value", ["9" * 400, "1e999", "nan", "-inf"])

@@ -280,9 +280,28 @@ def test_nothing_is_lost_between_placeholders() -> None:
 def test_memory_is_bounded() -> None:
     one = redactor()
     for length, kept in ((4096, True), (4097, False)):
-        one.redact("x" * length)
-        assert ("x" * length in one._cache) is kept
+        private = "a@b.org".ljust(length)
+        one.redact(private)
+        assert (private in one._cache) is kept
     one._cache = {str(n): "" for n in range(49_999)}
-    one.redact("the last that is kept")
-    one.redact("one more")
-    assert list(one._cache)[49_999:] == ["the last that is kept"]
+    one.redact("the last one that is kept: a@b.org")
+    one.redact("one more: a@b.org")
+    assert list(one._cache)[49_999:] == ["the last one that is kept: a@b.org"]
+
+
+def test_what_is_known_to_be_clean_is_bounded_and_never_hides_a_secret() -> None:
+    one = redactor()
+    for length, kept in ((512, True), (513, False)):
+        one.redact("x" * length)
+        assert ("x" * length in one._clean) is kept
+    assert "x" * 512 in redactor()._clean, "for the next document too"
+    assert one.redact("one plain word") == "one plain word"
+    one.add("plain word")
+    assert one.redact("one plain word") == "one [redacted:secret-1]"
+    assert one.redact("another plain line") == "another plain line"
+    assert "another plain line" not in one._clean, "known to be clean of what is registered only"
+    full = redactor()
+    full._clean = {str(n) for n in range(49_999)}
+    full.redact("the last that is kept")
+    full.redact("one more clean text")
+    assert full._clean - {str(n) for n in range(49_999)} == {"the last that is kept"}

@@ -14,6 +14,7 @@ Time is linear in the text. Nothing here raises on any string.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -29,6 +30,10 @@ from mmrepro.base.text.sanitize import without_disguise
 from pydantic import BaseModel
 
 M = TypeVar("M", bound=BaseModel)
+
+_PLAIN: Final = frozenset({type(None), bool, int, float})
+_CLEAN: Final[dict[str, set[str]]] = {}
+"""By home: short texts of which nothing is private. A document is written again and again."""
 
 PLACEHOLDER: Final = re.compile(r"\[redacted:[a-z]{1,20}-\d{1,9}\]")
 # Shorter registered secrets would redact ordinary words: a prompt "hi" is in every "while".
@@ -68,6 +73,7 @@ class Redactor:
         self._counts: dict[str, int] = {}
         self._registered: list[tuple[str, str]] = []
         self._cache: dict[str, str] = {}
+        self._clean = _CLEAN.setdefault(path, set())
         self._home = (
             re.compile(rf"(?:(?<![\w./~-])|(?<=://)){re.escape(path)}(?![\w.-])")
             if len(path) > 1
@@ -102,7 +108,9 @@ class Redactor:
 
     def redact(self, text: str) -> str:
         """``text`` with everything private replaced. Idempotent; at most 8 MiB are kept."""
-        if len(text) < MIN_SECRET or DIGEST.fullmatch(text):
+        if len(text) < MIN_SECRET or (text in self._clean and not self._registered):
+            return text
+        if DIGEST.fullmatch(text):
             return text
         known = self._cache.get(text)
         if known is not None:
@@ -112,6 +120,10 @@ class Redactor:
         if seen != result and (shown := self._settled(seen)) != seen:
             result = shown  # without its colours, since something private stands among them
         result = self._settled(result)
+        if result == text:
+            if len(text) <= 512 and len(self._clean) < 50_000 and not self._registered:
+                self._clean.add(text)
+            return text
         if len(text) <= 4096 and len(self._cache) < 50_000:
             self._cache[text] = result
         return result
@@ -246,10 +258,8 @@ class Redactor:
     def _model(self, model: M) -> M:
         changes: dict[str, Any] = {}
         label = getattr(model, "name", "")
-        for name, field in type(model).model_fields.items():
+        for name in _fields(type(model)):
             value = getattr(model, name)
-            if get_origin(field.annotation) is Literal:
-                continue
             told = name if name != "value" or not isinstance(label, str) else label
             new = self.redact_value(value, told)
             if new is not value:
@@ -257,20 +267,30 @@ class Redactor:
         return model.model_copy(update=changes) if changes else model
 
     def redact_value(self, value: Any, name: str = "") -> Any:
-        """``value`` with every string in it redacted, however deep; ``name``: what it is called."""
-        if isinstance(value, Enum):
+        """``value`` with every string in it redacted, however deep; ``name``: what it is called.
+
+        Where nothing in it changes, it is ``value`` itself.
+        """
+        if type(value) in _PLAIN or isinstance(value, Enum):
             return value
         if isinstance(value, str):
             return self.redact_named(value, name)
         if isinstance(value, BaseModel):
             return self._model(value)
         if isinstance(value, dict):
-            return {
-                self.redact_value(k): self.redact_value(v, _called(k, value))
+            pairs = [
+                (self.redact_value(k), self.redact_value(v, _called(k, value)))
                 for k, v in value.items()
-            }
+            ]
+            same = all(
+                a is c and b is d for (a, b), (c, d) in zip(pairs, value.items(), strict=True)
+            )
+            return value if same else dict(pairs)
         if isinstance(value, (list, tuple, set, frozenset)):
-            return type(value)(self._items(list(value), name))
+            items = list(value)
+            new = list(self._items(items, name))
+            same = all(a is b for a, b in zip(new, items, strict=True))
+            return value if same else type(value)(new)
         return value
 
     def _items(self, items: list[Any], name: str) -> Iterator[Any]:
@@ -297,6 +317,13 @@ class Redactor:
         if DIGEST.fullmatch(value) and not names_a_digest(name):
             return self.hide("opaque", value, opaque_spans(value))
         return self.redact(value)
+
+
+@functools.cache
+def _fields(model: type[BaseModel]) -> list[str]:
+    """Fields that may hold any text."""
+    fields = model.model_fields.items()
+    return [name for name, field in fields if get_origin(field.annotation) is not Literal]
 
 
 def names_a_secret(name: str) -> bool:

@@ -254,7 +254,8 @@ def interpreter_options(python: str, platform: str = "") -> list[str]:
     """For whom uv resolves: ``python`` here (a path or a version), or a version on ``platform``,
     another machine's as uv names it, e.g. ``x86_64-manylinux_2_28``."""
     if platform:
-        return ["--python-version", python, "--python-platform", platform]
+        # uv would else download an interpreter of that version, only to build sources with it.
+        return ["--python-version", python, "--python-platform", platform, "--no-python-downloads"]
     return ["--python", python]
 
 

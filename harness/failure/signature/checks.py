@@ -32,7 +32,7 @@ from mmrepro.traffic.evidence import Evidence, Missing
 
 BUSY_PCT = 50.0
 """A thread that spins takes a whole core; on a crowded machine it gets half of one."""
-QUEUED_PCT, STARVED_PCT, WANTED_PCT = 10.0, 10.0, 80.0
+QUEUED_PCT, STARVED_PCT, WANTED_PCT = 10.0, 5.0, 80.0
 """% of the time without a core that is worth saying; least use, and use with waiting, of a thread
 that spins on an overloaded machine."""
 IDLE_PCT = 30.0
@@ -212,7 +212,9 @@ def logged(logs: Logs, pattern: str, what: str) -> Finding:
 def _wants_a_core(use: ProcessUse) -> bool:
     """Whether it would have used a core in user space, had it been given one."""
     in_user_space = use.user_pct >= STARVED_PCT and use.user_pct >= 4 * use.system_pct
-    return in_user_space and use.user_pct + use.queued_pct >= WANTED_PCT
+    queued = use.busiest[0].queued_pct if use.busiest else None
+    queued = use.queued_pct if queued is None else queued
+    return in_user_space and use.user_pct + queued >= WANTED_PCT
 
 
 def spins_in_user_space(syscalls: SyscallsData) -> Finding:

@@ -134,7 +134,7 @@ HOWS = ("before", "torn", "after")
 
 
 @pytest.mark.parametrize(
-    "hows", [HOWS, *(pytest.param((how,), id=how, marks=pytest.mark.slow) for how in HOWS)]
+    "hows", [HOWS, *(pytest.param((how,), id=how, marks=pytest.mark.nightly) for how in HOWS)]
 )
 def test_killed_at_every_line_it_goes_on(kind: str, hows: tuple[str, ...], tmp_path: Path) -> None:
     """In turn before, in and after a line; each way at each line every night."""
@@ -152,6 +152,8 @@ def test_killed_at_every_line_it_goes_on(kind: str, hows: tuple[str, ...], tmp_p
         # Only the run whose line was not on disk yet is made again.
         assert again.total() <= (how != "after"), f"killed {how} line {line}: {again}"
         assert not runs - Counter(made(folder))
+        if len(hows) > 1 and line % 3:
+            continue
         before = made(folder)
         assert execute(kind, folder) == document
         assert made(folder) == before, "what is complete is not run again"

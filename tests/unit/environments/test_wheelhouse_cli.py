@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import in_process
 import pytest
 from mmrepro.base.errors import ExitCode
 from mmrepro.cli.app import app
@@ -107,14 +108,11 @@ def test_the_script_by_itself_says_what_is_wrong(
         ),
     ],
 )
-def test_wrong_use(tmp_path: Path, arguments: list[str], told: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mmrepro", "env", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == ExitCode.USAGE
-    assert done.stderr.startswith(told)
+def test_wrong_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = in_process.mmrepro("env", *arguments)
+    assert code == ExitCode.USAGE
+    assert err.startswith(told)
     assert list(tmp_path.iterdir()) == []

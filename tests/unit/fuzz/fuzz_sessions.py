@@ -44,8 +44,8 @@ def fuzzing(
 
     def write(fuzz: Fuzz, where: Path) -> None:
         assert where == (folder / "fuzz").resolve()
-        Fuzz.model_validate_json(fuzz.model_dump_json())
         states.append(fuzz.model_dump_json())
+        Fuzz.model_validate_json(states[-1])
 
     name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
     jobs = options.pop("jobs", 1)

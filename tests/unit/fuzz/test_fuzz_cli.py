@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import in_process
 import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Origin
@@ -19,13 +18,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 SERVER = ServerWanted(engine="vllm", release="0.23.0")
-
-
-def told(*args: str) -> tuple[int, str]:
-    """Exit code, and what is said, of the command as people type it."""
-    command = [sys.executable, "-m", "mmrepro", "fuzz", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -44,7 +36,7 @@ def test_bad_input_is_a_sentence(
     args: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, err = told(*args)
+    code, _, err = in_process.mmrepro("fuzz", *args)
     assert code == 2
     assert says in err
     assert "Traceback" not in err

@@ -20,6 +20,7 @@ from fuzz_sessions import (
     third,
     well,
 )
+from grids import grid
 from mmrepro.run.judge import Deadlines
 from mmrepro.search.fuzz import knowledge, minimisations
 from mmrepro.search.fuzz.steering import Switch
@@ -76,7 +77,7 @@ def test_what_was_not_shrunk_to_its_end_is_taken_up_again_in_the_second_half(
     ) + sum(line["starts"] for line in lines if line["kind"] == "led")
 
 
-@pytest.mark.parametrize("later", [1, 9])
+@pytest.mark.parametrize("later", grid([1, 9], always=[9]))
 def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
     tmp_path: Path, hasty: Clock, later: int
 ) -> None:
@@ -159,7 +160,7 @@ def test_what_was_shrunk_for_as_long_as_it_may_take_is_confirmed_all_the_same(
     assert found.finding.confirmed
 
 
-@pytest.mark.parametrize("since", range(90, 98))
+@pytest.mark.parametrize("since", grid(range(90, 98), always=[90, 97]))
 def test_what_the_last_episode_showed_is_confirmed_in_a_twentieth_more(
     tmp_path: Path, clock: Clock, since: int
 ) -> None:

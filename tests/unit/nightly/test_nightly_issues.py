@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from made_nights import cell, night, written
+from night_documents import Script
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / ".ci" / "nightly" / "nightly.py"
@@ -37,11 +38,16 @@ def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str
     return state
 
 
-def run(folder: Path, *arguments: str, code: int = 0) -> str:
-    words = [sys.executable, str(SCRIPT), "issues", str(folder), *arguments]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def run(script: Script) -> Callable[..., str]:
+    """``nightly.py issues FOLDER …``: what it prints."""
+
+    def call(folder: Path, *arguments: str, code: int = 0) -> str:
+        ended, text = script("issues", folder, *arguments)
+        assert ended == code, text
+        return text
+
+    return call
 
 
 def open_of(state: dict[str, Any]) -> list[int]:
@@ -49,7 +55,7 @@ def open_of(state: dict[str, Any]) -> list[int]:
 
 
 def test_they_are_opened_rewritten_and_closed(
-    tmp_path: Path, gh: Callable[[], dict[str, Any]]
+    tmp_path: Path, gh: Callable[[], dict[str, Any]], run: Callable[..., str]
 ) -> None:
     two = [night(1, FINE), night(2, GONE)]
     lost = written(tmp_path / "two", *two, ago=0)
@@ -81,6 +87,7 @@ def test_they_are_opened_rewritten_and_closed(
 def test_where_gh_fails_the_rest_is_left_and_the_next_night_heals(
     tmp_path: Path,
     gh: Callable[[], dict[str, Any]],
+    run: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     at: int,
 ) -> None:
@@ -97,7 +104,7 @@ def test_where_gh_fails_the_rest_is_left_and_the_next_night_heals(
 
 
 def test_only_so_many_are_opened_and_closed_by_hand_they_stay_closed(
-    tmp_path: Path, gh: Callable[[], dict[str, Any]]
+    tmp_path: Path, gh: Callable[[], dict[str, Any]], run: Callable[..., str]
 ) -> None:
     folder = written(tmp_path / "two", night(1, FINE), night(2, GONE), ago=0)
     said = run(folder, "--max-new", "2")
@@ -110,7 +117,9 @@ def test_only_so_many_are_opened_and_closed_by_hand_they_stay_closed(
     assert open_of(gh()) == [1, 3]
 
 
-def test_a_night_that_is_missing_has_one(tmp_path: Path, gh: Callable[[], dict[str, Any]]) -> None:
+def test_a_night_that_is_missing_has_one(
+    tmp_path: Path, gh: Callable[[], dict[str, Any]], run: Callable[..., str]
+) -> None:
     folder = written(tmp_path / "old", night(1, FINE), ago=40)
     assert "open: night missing: none since n1" in run(folder)
     assert "and is complete; the next one was due on " in gh()["issues"][0]["body"]
@@ -118,7 +127,10 @@ def test_a_night_that_is_missing_has_one(tmp_path: Path, gh: Callable[[], dict[s
 
 
 def test_its_token_is_not_handed_on(
-    tmp_path: Path, gh: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    gh: Callable[[], dict[str, Any]],
+    run: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spy = tmp_path / "spy.py"
     spy.write_text(
@@ -130,11 +142,15 @@ def test_its_token_is_not_handed_on(
     monkeypatch.setenv("MMREPRO", f"{sys.executable} {spy}")
     monkeypatch.setenv("GH_TOKEN", "secret")
     monkeypatch.setenv("GITHUB_TOKEN", "secret")
-    run(tmp_path)
+    words = [sys.executable, str(SCRIPT), "issues", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
     seen = (tmp_path / "seen").read_text().split()
     assert "FAKE_GH" in seen
     assert not {"GH_TOKEN", "GITHUB_TOKEN"} & set(seen)
 
 
-def test_a_folder_without_a_ledger(tmp_path: Path, gh: Callable[[], dict[str, Any]]) -> None:
+def test_a_folder_without_a_ledger(
+    tmp_path: Path, gh: Callable[[], dict[str, Any]], run: Callable[..., str]
+) -> None:
     assert "holds no ledger.jsonl" in run(tmp_path, code=2)

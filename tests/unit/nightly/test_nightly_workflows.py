@@ -27,84 +27,85 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lint(checkout: Path) -> tuple[int, str]:
+def lint(checkout: Path, tools: Path = Path(sys.executable).parent) -> tuple[int, str]:
     subprocess.run(["git", "add", "--all"], cwd=checkout, check=True)
     done = subprocess.run(
         [str(ROOT / ".ci/nightly/lint.sh"), str(checkout)],
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
 
 
-def test_what_is_there_passes(checkout: Path) -> None:
-    code, told = lint(checkout)
-    assert code == 0, told
+@pytest.fixture
+def sound(checkout: Path) -> str:
+    """What lint.sh prints of the files as they are, which pass."""
+    code, output = lint(checkout)
+    assert code == 0, output
+    return output
+
+
+FAULTS = [
+    # an action by its tag
+    (NIGHTLY, "@3d3c42e5aac5ba805825da76410c181273ba90b1", "@v7", "error[unpinned-uses]"),
+    # an input inside of a script
+    (
+        NIGHTLY, 'machine.sh check "$SHARD"', "machine.sh check ${{ inputs.scenario }}",
+        "[template-injection]",
+    ),
+    # all rights
+    (NIGHTLY, "permissions: {}", "permissions: write-all", "[excessive-permissions]"),
+    # credentials that stay in the checkout
+    (OVERDUE, "persist-credentials: false", "fetch-depth: 1", "[artipacked]"),
+    # an image that nobody pins
+    (NIGHTLY, "# zizmor: ignore[unpinned-images]", "#", "[unpinned-images]"),
+    # a misspelt key of GitHub's, and of GitLab's
+    (NIGHTLY, "    timeout-minutes: 15", "    timeout-minute: 15", "'timeout-minute' was "),
+    (GITLAB, "  parallel:", "  paralel:", "'paralel'"),
+    # a job without a limit
+    (OVERDUE, "    timeout-minutes: 15\n", "", "'timeout-minutes' is a required property"),
+    # a word for a number
+    (BUILDKITE, "parallelism: 2", "parallelism: two", "'two'"),
+    # an unquoted variable in a step, in GitLab's script, in Buildkite's command, in a script
+    (NIGHTLY, 'machine.sh run "$SHARD"', "machine.sh run $SHARD", "machine.sh run $SHARD"),
+    (GITLAB, 'machine.sh check "$SHARD"', "machine.sh check $SHARD", "machine.sh check $SHARD"),
+    (BUILDKITE, '"$$PWD/.installed"', "$$PWD/.installed", "$PWD/.installed"),
+    (".ci/nightly/plan.sh", 'echo "$night" >', "echo $night >", "echo $night >"),
+]  # fmt: skip
+
+
+def test_each_fault_is_seen(checkout: Path, sound: str) -> None:
+    for file, old, new, _ in FAULTS:
+        path = checkout / file
+        whole = path.read_text()
+        assert old in whole
+        path.write_text(whole.replace(old, new))
+    code, output = lint(checkout)
+    assert code == 1
+    assert output.count("SC2086") >= 4
+    for *_, told in FAULTS:
+        assert told in output
+        assert told not in sound
+
+
+TOOLS = ("zizmor", "check-jsonschema", "shellcheck")
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "told"),
-    [
-        pytest.param(
-            NIGHTLY, "@3d3c42e5aac5ba805825da76410c181273ba90b1", "@v7",
-            "unpinned-uses", id="an action by its tag",
-        ),
-        pytest.param(
-            NIGHTLY, 'machine.sh check "$SHARD"', "machine.sh check ${{ inputs.scenario }}",
-            "template-injection", id="an input inside of a script",
-        ),
-        pytest.param(
-            NIGHTLY, "permissions: {}", "permissions: write-all",
-            "excessive-permissions", id="all rights",
-        ),
-        pytest.param(
-            OVERDUE, "persist-credentials: false", "fetch-depth: 1",
-            "artipacked", id="credentials that stay in the checkout",
-        ),
-        pytest.param(
-            NIGHTLY, "# zizmor: ignore[unpinned-images]", "#",
-            "unpinned-images", id="an image that nobody pins",
-        ),
-        pytest.param(
-            NIGHTLY, "    timeout-minutes: 15", "    timeout-minute: 15",
-            "timeout-minute", id="a misspelt key of GitHub's",
-        ),
-        pytest.param(
-            OVERDUE, "    timeout-minutes: 15\n", "",
-            "'timeout-minutes' is a required property", id="a job without a limit",
-        ),
-        pytest.param(
-            GITLAB, "  parallel:", "  paralel:", "paralel", id="a misspelt key of GitLab's",
-        ),
-        pytest.param(
-            BUILDKITE, "parallelism: 2", "parallelism: two", "'two'", id="a word for a number",
-        ),
-        pytest.param(
-            NIGHTLY, 'machine.sh run "$SHARD"', "machine.sh run $SHARD",
-            "SC2086", id="an unquoted variable in a step",
-        ),
-        pytest.param(
-            GITLAB, 'machine.sh check "$SHARD"', "machine.sh check $SHARD",
-            "SC2086", id="an unquoted variable in GitLab's script",
-        ),
-        pytest.param(
-            BUILDKITE, '"$$PWD/.installed"', "$$PWD/.installed",
-            "SC2086", id="an unquoted variable in Buildkite's command",
-        ),
-        pytest.param(
-            ".ci/nightly/plan.sh", 'echo "$night" >', "echo $night >",
-            "SC2086", id="an unquoted variable in a script",
-        ),
-    ],
-)  # fmt: skip
-def test_each_fault_is_seen(checkout: Path, file: str, old: str, new: str, told: str) -> None:
-    path = checkout / file
-    whole = path.read_text()
-    assert old in whole
-    path.write_text(whole.replace(old, new))
-    code, output = lint(checkout)
-    assert code == 1
-    assert told in output
+    ("tool", "call"), [*((one, 1) for one in TOOLS), *(("check-jsonschema", n) for n in (2, 3, 4))]
+)
+def test_what_one_check_finds_fails_the_whole(checkout: Path, tool: str, call: int) -> None:
+    """Tools of which nothing but one call of one finds something; all others are called still."""
+    tools = checkout / "tools"
+    tools.mkdir()
+    for name in TOOLS:
+        calls = tools / f"{name}.calls"
+        fails = f'[ "$(wc -l <{calls})" = {call} ] && exit 1' if name == tool else ""
+        (tools / name).write_text(f"#!/bin/sh\necho x >>{calls}\n{fails}\nexit 0\n")
+        (tools / name).chmod(0o755)
+    assert lint(checkout, tools)[0] == 1
+    calls = [len((tools / f"{name}.calls").read_text().splitlines()) for name in TOOLS]
+    assert calls == [1, 4, 1]
 
 
 @pytest.mark.parametrize("file", WORKFLOWS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import plugin_fakes
 import pytest
+from grids import grid
 from plugin_fakes import Faked
 
 SOURCE = """
@@ -30,13 +31,22 @@ def outlines(result: pytest.RunResult) -> list[str]:
     return [DURATION.sub("", line) for line in result.outlines if not line.startswith("plugins:")]
 
 
-@pytest.mark.parametrize("more", [[], ["--setup-show"], ["--collect-only"], ["-n2"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--setup-show"],
+        ["--collect-only"],
+        pytest.param(["-n2"], marks=pytest.mark.nightly),
+    ],
+)
 def test_inert(pytester: pytest.Pytester, more: list[str]) -> None:
     pytester.makepyfile(SOURCE)
     Path("nightly.mmrepro.toml").write_text("not even TOML")
     arguments = ("-p", "no:cacheprovider", "-rA", "--strict-markers", *more)
-    having = pytester.runpytest_subprocess(*arguments)
-    without = pytester.runpytest_subprocess(*arguments, "-p", "no:mmrepro")
+    run = pytester.runpytest_subprocess if "-n2" in more else pytester.runpytest_inprocess
+    having = run(*arguments)
+    without = run(*arguments, "-p", "no:mmrepro")
     assert having.ret == without.ret
     if "-n2" in more:  # in whatever order, by whichever worker
         assert having.parseoutcomes() == without.parseoutcomes()
@@ -95,7 +105,9 @@ WORLD = {
 }
 
 
-@pytest.mark.parametrize(("dist", "jobs"), [("load", 1), ("loadscope", 2)])
+@pytest.mark.parametrize(
+    ("dist", "jobs"), grid([("load", 1), ("loadscope", 2)], always=[("loadscope", 2)])
+)
 def test_xdist(faked: Faked, dist: str, jobs: int) -> None:
     inner = faked(WORLD)
     Path("nightly.mmrepro.toml").write_text(TOML.format(jobs=jobs))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_player import NO_START, NOW, FakePlayer, FlakyEngine, replaying
 from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
+from grids import grid
 from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.failure.documents.replay import VERDICTS_FILE, FindingClass
 from mmrepro.reports.replay import seconds
@@ -181,7 +182,10 @@ class _Killed(BaseException):
     """As a kill: nothing is caught on the way but what says so."""
 
 
-@pytest.mark.parametrize(("stop", "jobs"), [(0, 1), (1, 1), (5, 1), (17, 1), (30, 1), (24, 2)])
+STOPS = [(0, 1), (1, 1), (5, 1), (17, 1), (30, 1), (24, 2)]
+
+
+@pytest.mark.parametrize(("stop", "jobs"), grid(STOPS, always=[(17, 1), (24, 2)]))
 def test_interrupted_it_goes_on_and_repeats_no_play(tmp_path: Path, stop: int, jobs: int) -> None:
     case = ghost_trace(7)
     player = FakePlayer(FakeGhostKey(1000))

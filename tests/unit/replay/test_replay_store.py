@@ -171,6 +171,7 @@ def _killed_child(folder: Path, seed: int, after: float, *, resume: bool) -> int
     return code_seen
 
 
+@pytest.mark.nightly  # each line of the journal: campaign/test_contract.py
 @pytest.mark.parametrize("seed", [5, 6])
 def test_killed_at_any_moment_it_goes_on_and_repeats_no_verdict(tmp_path: Path, seed: int) -> None:
     whole, _ = replaying(ghost_trace(seed), tmp_path / "whole", FakePlayer(FakeGhostKey(1000)))

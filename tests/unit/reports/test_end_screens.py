@@ -43,7 +43,7 @@ def test_the_end_screen_of_a_recorded_run(path: Path) -> None:
     check(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_the_end_screen_of_every_recorded_run(path: Path) -> None:
     check(path)

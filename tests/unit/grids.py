@@ -1,0 +1,22 @@
+"""Grids of cases: some of them for each change, the whole every night (``-m nightly``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def grid(cases: Iterable[Any], *, always: Collection[Any]) -> list[Any]:
+    """Parameters: ``cases``, of which those that are not among ``always`` are ``nightly``."""
+    cases = list(cases)
+    assert set(always) <= set(cases)
+    return [
+        case if case in always else pytest.param(*_words(case), marks=pytest.mark.nightly)
+        for case in cases
+    ]
+
+
+def _words(case: Any) -> tuple[Any, ...]:
+    return case if isinstance(case, tuple) else (case,)
