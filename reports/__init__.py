@@ -7,11 +7,10 @@ its documents is read: ``mmrepro show`` prints blocks without it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
-    from mmrepro.reports.documents import Kind
 
 
 def load(place: Path | str) -> Incident:
@@ -19,13 +18,6 @@ def load(place: Path | str) -> Incident:
     from mmrepro.reports.incident import load as read
 
     return read(Path(place))
-
-
-def kind_of(place: Path) -> Kind[Any]:
-    """The kind of report that a folder, a document or a bundle holds; a run's where unsure."""
-    from mmrepro.reports.documents import kind_of as found
-
-    return found(place)
 
 
 def write_reports(place: Path) -> list[Path]:

@@ -1,7 +1,5 @@
 """An ablation's report: ``ablation.json`` as a page. Which setting is really the cause."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,7 +8,6 @@ from mmrepro.base.units import duration
 from mmrepro.failure.documents import StandIn
 from mmrepro.failure.documents.searches import (
     ABLATION_FILE,
-    SCHEMA_VERSION,
     Ablation,
     Cell,
     CellRun,
@@ -106,7 +103,7 @@ def badge(ablation: Ablation) -> b.Badge:
 
 
 def outcome_word(run: CellRun) -> str:
-    return words.outcome(run.outcome) if run.outcome else "no verdict"
+    return run.outcome.words if run.outcome else "no verdict"
 
 
 def cell_words(cell: Cell | None) -> tuple[str, str, str]:
@@ -169,13 +166,13 @@ def _factors(ablation: Ablation) -> Iterator[b.Block]:
         b.row(*_alone(ablation, f), b.code(f.failing), status=str(f.factor_class or ""))
         for f in ablation.factors
     ]
-    yield from b.table([*_ALONE, "failing setting"], first + rows, "factors")
+    yield from b.table(f"{_ALONE} | failing setting", first + rows, "factors")
     whys = [(f.name, f.why, f.claim, f.description) for f in ablation.factors if f.why]
-    heads = ["factor:name", "why", "what is claimed of it", "what it is"]
+    heads = "factor:name | why | what is claimed of it | what it is"
     yield from b.folded("Why each class", b.table(heads, whys, "why each class"))
 
 
-_ALONE: Final = ("factor:name", "class:name", "outcome", "symptom", "cause", "toggled to")
+_ALONE: Final = "factor:name | class:name | outcome | symptom | cause | toggled to"
 
 
 def _alone(ablation: Ablation, factor: FactorResult) -> tuple[b.Inline, ...]:
@@ -187,33 +184,19 @@ def _alone(ablation: Ablation, factor: FactorResult) -> tuple[b.Inline, ...]:
 
 def _workarounds(ablation: Ablation) -> list[b.Block]:
     rows = [(" + ".join(c.flips), b.code(c.settings), c.why) for c in ablation.cures]
-    return b.table(["toggle:name", "setting", "observed"], rows, "smallest workarounds")
+    return b.table("toggle:name | setting | observed", rows, "smallest workarounds")
 
 
 def _runs(ablation: Ablation) -> list[b.Block]:
-    rows = [
-        b.row(
-            " + ".join(cell.flips) or BASELINE,
-            run.error or outcome_word(run),
-            run.symptom_observed,
-            f"{_THERE[run.cause]}: {run.cause_observed}",
-            _STATES[cell.state],
-            duration(run.seconds),
-            words.run_link(run.incident_dir),
-            status=cell.state.value,
-        )
-        for cell in ablation.cells
-        for run in cell.runs
-    ]
-    heads = (
-        "toggled:name",
-        "run",
-        "symptom",
-        "cause",
-        "all of its runs",
-        "took:number",
-        "incident",
-    )
+    rows = []
+    for cell in ablation.cells:
+        name, state = " + ".join(cell.flips) or BASELINE, _STATES[cell.state]
+        for run in cell.runs:
+            cause = f"{_THERE[run.cause]}: {run.cause_observed}"
+            came = (run.error or outcome_word(run), run.symptom_observed, cause, state)
+            where = (duration(run.seconds), words.run_link(run.incident_dir))
+            rows.append(b.row(name, *came, *where, status=cell.state.value))
+    heads = "toggled:name | run | symptom | cause | all of its runs | took:number | incident"
     return b.counted("run", heads, rows, most=0)
 
 
@@ -245,4 +228,4 @@ def _setup(ablation: Ablation) -> list[tuple[str, b.Inline]]:
     ]
 
 
-KIND: Final = kind("ablation", ABLATION_FILE, Ablation, SCHEMA_VERSION, compose)
+KIND: Final = kind(Ablation, ABLATION_FILE, compose)

@@ -1,7 +1,5 @@
 """An acceptance's report: ``summary.json`` as a page. It is published: no path of the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,7 +17,6 @@ from mmrepro.failure.documents.acceptance import (
 from mmrepro.reports import blocks as b, words
 from mmrepro.reports.documents import kind
 
-VERSION: Final = 1
 _WORDS: Final[dict[Status, tuple[str, b.Tone]]] = {
     Status.PASSED: ("✔ passed", "good"),
     Status.FAILED: ("✘ failed", "bad"),
@@ -79,26 +76,14 @@ def _status(status: Status) -> b.Span:
 
 
 def _card(acceptance: Acceptance) -> Iterator[b.Block]:
-    yield from b.bullets(
-        [
-            (b.toned(f"{row.asked}: ", "bad"), row.seen)
-            for status in (Status.FAILED, Status.BROKEN_OFF)
-            for part in acceptance.parts
-            for row in part.rows
-            if row.status is status
-        ][:_TROUBLE]
-    )
-    rows = [
-        (
-            b.link(part.part, f"#{b.slug(part.part)}"),
-            _status(part.status),
-            counts(part.rows),
-            duration(part.seconds),
-            part.title,
-        )
-        for part in acceptance.parts
-    ]
-    heads = ["part:name", "status:name", "rows:name", "time:number", "shows that"]
+    every = [row for part in acceptance.parts for row in part.rows]
+    bad = [r for s in (Status.FAILED, Status.BROKEN_OFF) for r in every if r.status is s]
+    yield from b.bullets([(b.toned(f"{r.asked}: ", "bad"), r.seen) for r in bad[:_TROUBLE]])
+    rows = []
+    for part in acceptance.parts:
+        name, status = b.link(part.part, f"#{b.slug(part.part)}"), _status(part.status)
+        rows.append((name, status, counts(part.rows), duration(part.seconds), part.title))
+    heads = "part:name | status:name | rows:name | time:number | shows that"
     yield from b.table(heads, rows, "parts")
 
 
@@ -115,7 +100,7 @@ def _part(part: PartRecord) -> Iterator[b.Block]:
             for row in step.rows
             if (row.status is Status.PASSED) is passed
         ]
-        names = ("status:name", "observed", "asked", "expected", "source", "seconds:number")
+        names = "status:name | observed | asked | expected | source | seconds:number"
         shown = b.table(names, rows, part.part)
         yield from b.folded(f"{b.count(len(rows), 'row')} passed", shown) if passed else shown
     uses = []
@@ -124,7 +109,7 @@ def _part(part: PartRecord) -> Iterator[b.Block]:
         share = f"{busy.least:.0f} to {busy.most:.0f} %" if busy else "unknown"
         memory = f"{size(held.least, 2)} to {size(held.most, 2)}" if held else "unknown"
         uses.append((use.step, str(use.gpu), str(use.readings), share, memory))
-    heads = ["step:name", "GPU:number", "readings:number", "utilisation:name", "memory in use:name"]
+    heads = "step:name | GPU:number | readings:number | utilisation:name | memory in use:name"
     yield from b.folded("Use of the GPUs", b.table(heads, uses, "use of the GPUs"))
     yield from b.bullets([_ran(step) for step in part.steps if step.exit_code is not None])
 
@@ -168,4 +153,4 @@ def _gpu_facts(one: GpuFacts) -> str:
     return ", ".join([*filter(None, facts), "taken" if one.taken else one.users or "not taken"])
 
 
-KIND: Final = kind("acceptance", SUMMARY_FILE, Acceptance, VERSION, compose)
+KIND: Final = kind(Acceptance, SUMMARY_FILE, compose)

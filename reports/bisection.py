@@ -1,7 +1,5 @@
 """A bisection's report: ``bisection.json`` as a page, with its points on one line."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -11,7 +9,6 @@ from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import duration
 from mmrepro.failure.documents.searches import (
     BISECTION_FILE,
-    BISECTION_VERSION,
     Bisection,
     Point,
     PointVerdict,
@@ -47,7 +44,7 @@ CONCLUSIONS: Final[dict[SideConclusion, str]] = {
 
 
 def compose(bisection: Bisection) -> b.Page:
-    found = sides(bisection)
+    found = bisection.sides
     answers = "; ".join(answer(bisection, direction, side) for direction, side in found)
     stand_ins = ((one, "") for one in bisection.stand_ins)
     over = f"{words.scenario_name(bisection.scenario)} over {bisection.engine} {bisection.by}s"
@@ -58,7 +55,7 @@ def compose(bisection: Bisection) -> b.Page:
         warning=b.Warning(words.sentence(bisection.failure)) if bisection.failure else None,
         card=[*_card(bisection)],
         counts=[
-            f"{b.count(bisection.runs, 'run')} of {len(ran(bisection))} of "
+            f"{b.count(bisection.runs, 'run')} of {len(bisection.ran)} of "
             f"{b.count(len(bisection.points), 'point')}",
             duration(bisection.seconds),
         ],
@@ -83,17 +80,12 @@ def badge(bisection: Bisection) -> b.Badge:
     if bisection.state != "complete":
         tones: dict[str, b.Tone] = {"interrupted": "unsure", "failed": "bad"}
         return b.Badge(bisection.state.capitalize(), tones[bisection.state])
-    found = [side for _, side in sides(bisection)]
+    found = [side for _, side in bisection.sides]
     if all(side.conclusion is SideConclusion.FOUND and side.verified for side in found):
         return b.Badge("Found", "good")
     if any(s.conclusion in (SideConclusion.FOUND, SideConclusion.RANGE) for s in found):
         return b.Badge("Found in part", "unsure")
     return b.Badge("Not found", "unsure")
-
-
-def sides(bisection: Bisection) -> list[tuple[str, Side]]:
-    both = (("introduced", bisection.introduced), ("fixed", bisection.fixed))
-    return [(direction, side) for direction, side in both if side is not None]
 
 
 def answer(bisection: Bisection, direction: str, side: Side) -> str:
@@ -117,22 +109,11 @@ def certainty(side: Side) -> str:
     return "not verified"
 
 
-def point_name(point: Point) -> str:
-    """A release; of a commit its first digits, with the version that its wheel has."""
-    if not point.commit:
-        return point.name
-    return f"{point.commit[:12]} ({point.release})" if point.release else point.commit[:12]
-
-
-def ran(bisection: Bisection) -> list[Point]:
-    return [point for point in bisection.points if point.verdict is not None]
-
-
 # ----------------------------------------------------------------------------- the first screen
 
 
 def _card(bisection: Bisection) -> Iterator[b.Block]:
-    for direction, side in sides(bisection):
+    for direction, side in bisection.sides:
         text = side.explanation or answer(bisection, direction, side)
         yield b.p(b.strong(_sentence(text)), f" {_sentence(certainty(side))}")
         for chance in side.posterior[:1]:
@@ -140,17 +121,17 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
             share = f"last bad is {name} with {chance.probability:.1%}"
             yield b.p(f"Runs contradict each other: {share}.", tone="unsure")
     rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
-    yield from b.table([f"{bisection.by}:name", "verdict:name", "observed"], rows, "the boundaries")
+    yield from b.table(f"{bisection.by}:name | verdict:name | observed", rows, "the boundaries")
 
 
 # ------------------------------------------------------------------------------------ sections
 
 
 def _line(bisection: Bisection) -> Iterator[b.Block]:
-    points = ran(bisection)
+    points = bisection.ran
     if points:
         yield b.p(LEGEND, tone="soft")
-        marks = [f"{point_name(p)} {LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
+        marks = [f"{p.label} {LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
         caption = "Small: not run. A shaded band lies between the two sides of a boundary."
         yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
 
@@ -169,24 +150,19 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
         yield b.p(f"Runs contradict each other{rate}. Where the boundary may lie:")
         chances = side.posterior[:CHANCES]
         rows = [(_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances]
-        yield from b.table(["last bad:name", "probability:number"], rows, "the boundary's place")
+        yield from b.table("last bad:name | probability:number", rows, "the boundary's place")
 
 
 def _points(bisection: Bisection) -> Iterator[b.Block]:
     """The points that were run, oldest first."""
-    rows = [
-        b.row(
-            *_cells(point),
-            duration(sum(run.seconds for run in point.runs)),
-            point.why,
-            "affected" if point.declared else "–",
-            point.uploaded[:10] or "–",
-            status=str(point.verdict),
-        )
-        for point in ran(bisection)
-    ]
-    names = (f"{bisection.by}:name", "verdict:name", "runs", "took:number", "observed")
-    yield from b.counted("point", [*names, "declared:name", "uploaded:name"], rows, OPEN_POINTS)
+    rows = []
+    for point in bisection.ran:
+        took = duration(sum(run.seconds for run in point.runs))
+        of = ("affected" if point.declared else "–", point.uploaded[:10] or "–")
+        rows.append(b.row(*_cells(point), took, point.why, *of, status=str(point.verdict)))
+    heads = f"{bisection.by}:name | verdict:name | runs | took:number | observed"
+    heads += " | declared:name | uploaded:name"
+    yield from b.counted("point", heads, rows, OPEN_POINTS)
 
 
 def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
@@ -194,24 +170,18 @@ def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     found = Counter(words.attempt(run, "no verdict") for run in point.runs)
     runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
     if point.verdict is None:
-        return point_name(point), "not run", runs
-    return point_name(point), b.toned(*LOOKS[point.verdict][:2]), runs
+        return point.label, "not run", runs
+    return point.label, b.toned(*LOOKS[point.verdict][:2]), runs
 
 
 def _runs(bisection: Bisection) -> list[b.Block]:
     """Each run of the points next to a boundary."""
-    rows = [
-        (
-            point_name(point),
-            words.attempt(run, "no verdict"),
-            run.error or run.explanation,
-            duration(run.seconds),
-            words.run_link(run.incident),
-        )
-        for point in _boundary(bisection)
-        for run in point.runs
-    ]
-    heads = [f"{bisection.by}:name", "outcome:name", "observed", "took:number", "incident"]
+    rows: list[Sequence[b.Inline]] = []
+    for point in _boundary(bisection):
+        for run in point.runs:
+            came = (words.attempt(run, "no verdict"), run.error or run.explanation)
+            rows.append((point.label, *came, duration(run.seconds), words.run_link(run.incident)))
+    heads = f"{bisection.by}:name | outcome:name | observed | took:number | incident"
     return b.table(heads, rows, "runs next to a boundary")
 
 
@@ -234,7 +204,7 @@ def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
         ("scenario", b.prose(bisection.scenario.title)),
         ("declared affected", bisection.scenario.affected),
         ("known bad", _short(bisection, bisection.known_bad) or "none"),
-        ("points", f"{len(bisection.points)}, {len(ran(bisection))} of them run"),
+        ("points", f"{len(bisection.points)}, {len(bisection.ran)} of them run"),
         ("order", how),
         ("runs of each", str(bisection.repeat) if bisection.repeat else "as many as needed"),
         ("runs", f"{bisection.runs}, {duration(bisection.seconds)} in all, environments included"),
@@ -244,7 +214,7 @@ def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
 
 def _boundary(bisection: Bisection) -> list[Point]:
     """The points next to a boundary that were run, oldest first."""
-    wanted = {n for _, side in sides(bisection) for n in (*side.between, *side.one_of)}
+    wanted = {n for _, side in bisection.sides for n in (*side.between, *side.one_of)}
     return [point for point in bisection.points if point.name in wanted and point.runs]
 
 
@@ -255,7 +225,7 @@ def _sentence(text: str) -> str:
 
 def _short(bisection: Bisection, named: str) -> str:
     point = bisection.point(named)
-    return point_name(point) if point else named
+    return point.label if point else named
 
 
 def _shorts(bisection: Bisection, names: Sequence[str]) -> str:
@@ -282,25 +252,25 @@ def _drawing(bisection: Bisection) -> Markup:
     for x, point in zip(xs, points, strict=True):
         verdict = point.verdict
         word, _, fill = LOOKS[verdict] if verdict else ("not run", "", "tick")
-        hint = f"{point_name(point)}: {word}" + (", declared affected" * point.declared)
+        hint = f"{point.label}: {word}" + (", declared affected" * point.declared)
         body.append(svg.circle(fill, x, AXIS, 9 if verdict else 2.5, one_line(hint, 300)))
         if verdict is None:
             continue
         body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))
         if labels < MAX_LABELS:
             taken, labels = max(x, taken + APART), labels + 1
-            name = one_line(point_name(point), 22)
+            name = one_line(point.label, 22)
             longest = max(longest, len(name))
             place = f"translate({taken - 3:.1f} {AXIS + 22}) rotate(60)"
             body.append(svg.tag("text", name, cls="tick", transform=place))
     label = f"{len(points)} points from old to new, those that were run marked with their verdict"
-    return svg.svg(WIDTH, AXIS + 36 + 6 * longest, label, body)
+    return svg.svg(AXIS + 36 + 6 * longest, label, body)
 
 
 def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
     """A band between the two sides of each boundary, and what it is."""
     names = [point.name for point in bisection.points]
-    for level, (direction, side) in enumerate(sides(bisection)):
+    for level, (direction, side) in enumerate(bisection.sides):
         if len(side.between) != 2 or not set(side.between) <= set(names):
             continue
         left, right = (xs[names.index(name)] for name in side.between)
@@ -312,4 +282,4 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
         yield svg.text(middle, top, told, f"name {anchor}")
 
 
-KIND: Final = kind("bisection", BISECTION_FILE, Bisection, BISECTION_VERSION, compose)
+KIND: Final = kind(Bisection, BISECTION_FILE, compose)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from markupsafe import Markup
+from mmrepro.base.units import Tone as Tone, count as count, slug as slug
 
-Tone = Literal["", "good", "bad", "unsure", "soft"]
-"""What a text means to a reader; colours are made of it."""
 Style = Literal["", "code", "strong"]
 Kind = Literal["prose", "name", "number"]
 """Of a column. A name is never cut nor wrapped; a number stands to the right; prose may be cut."""
@@ -300,15 +299,10 @@ class Page:
         return [section for section in self.sections if section.blocks]
 
 
-def slug(text: str) -> str:
-    """An anchor of ``text``: letters, digits and hyphens."""
-    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-") or "part"
-
-
-def columns(*names: str) -> tuple[Column, ...]:
-    """Columns, each ``"name"`` or ``"name:kind"``: ``columns("took:number", "why")``."""
+def columns(names: str | Sequence[str]) -> tuple[Column, ...]:
+    """Columns, each ``name`` or ``name:kind``: ``columns("took:number | why")``."""
     made = []
-    for name in names:
+    for name in names.split(" | ") if isinstance(names, str) else names:
         text, _, kind = name.partition(":")
         made.append(Column(text, kind if kind in ("name", "number") else "prose"))  # type: ignore[arg-type]
     return tuple(made)
@@ -332,15 +326,15 @@ def row(
 
 
 def table(
-    names: Sequence[str], rows: Iterable[Row | Sequence[Inline]], caption: str = ""
+    names: str | Sequence[str], rows: Iterable[Row | Sequence[Inline]], caption: str = ""
 ) -> list[Block]:
     """A table in a list, which is empty where there are no rows."""
     made = [one if isinstance(one, Row) else Row(tuple(one)) for one in rows]
-    return [Table(columns(*names), made, caption)] if made else []
+    return [Table(columns(names), made, caption)] if made else []
 
 
 def counted(
-    word: str, names: Sequence[str], rows: Sequence[Row | Sequence[Inline]], most: int = 12
+    word: str, names: str | Sequence[str], rows: Sequence[Row | Sequence[Inline]], most: int = 12
 ) -> list[Block]:
     """A table of so many of ``word``, folded where there are more than ``most``."""
     title = count(len(rows), word)
@@ -355,10 +349,3 @@ def bullets(items: Sequence[Inline], tone: Tone = "") -> list[Block]:
 def folded(title: str, blocks: Sequence[Block], *, open: bool = False) -> list[Block]:
     """The blocks, folded; nothing where there are none."""
     return [Details(title, blocks, open)] if blocks else []
-
-
-def count(number: int, word: str) -> str:
-    """``1 run``, ``3 runs``, ``2 queries``."""
-    if number == 1:
-        return f"1 {word}"
-    return f"{number:,} {word[:-1]}ies" if word.endswith("ry") else f"{number:,} {word}s"

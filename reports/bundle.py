@@ -5,11 +5,8 @@ text, most telling first, until the limit. A replay's findings have other words 
 is left out is listed with the reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
-import json
 import os
 import re
 import stat
@@ -17,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mmrepro import __version__
 from mmrepro.base import units
@@ -25,8 +22,16 @@ from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.machine.files import is_there, replacing
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
-from mmrepro.failure.documents.folder import incident_json
+from mmrepro.failure.documents.finding import LoadedFinding, finding_of
+from mmrepro.failure.documents.public import NotPublic, public, public_text, register, without_words
 from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.failure.documents.stored import (
+    MANIFEST_FILE,
+    BundledFile,
+    BundleManifest,
+    LeftOut,
+    document_json,
+)
 from mmrepro.reports import (
     documents,
     finding as one,
@@ -34,26 +39,16 @@ from mmrepro.reports import (
     issue_form,
     replay as replays,
 )
-from mmrepro.reports.documents import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
-from mmrepro.reports.findings import SCRIPT_FILE
-from mmrepro.reports.public import harmless_locals, public, redact_log, register, without_words
 from mmrepro.traffic.case.files import case_text, read_contents
-from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR
+from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, SCRIPT_FILE
 from mmrepro.traffic.evidence import Evidence
 
 DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""
 
-HEAD_BYTES: Final = 256 << 10
-TAIL_BYTES: Final = 2 << 20
-"""Of a longer text only so much of its beginning and its end is kept."""
-
-MAX_LINE_CHARS: Final = 16 << 10
 MAX_FILES: Final = 5000
 MAX_ITEMS: Final = 20_000
 """Of one kind of evidence: a run has some hundreds of requests and events."""
-MAX_DEPTH: Final = 100
-"""Of JSON that is looked through by its fields: py-spy's has five."""
 ISSUE_FILE: Final = "issue.md"
 _ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
 
@@ -148,61 +143,52 @@ class _Packer:
 
 def write_bundle(
     directory: Path,
-    incident: Incident,
+    made: Incident | Replay,
     target: Path,
     *,
     max_bytes: int = DEFAULT_MAX_BYTES,
     secrets: Sequence[str] = (),
     force: bool = False,
 ) -> BundleManifest:
-    """Write the bundle of ``incident``, which lies in ``directory``, to ``target`` (a ZIP file).
+    """Write the bundle of ``made``, which lies in ``directory``, to ``target`` (a ZIP file).
+
+    Each finding's case has random texts and images in place of those that were played, unless
+    those were random already; its script, its reports and its issue are made anew from that.
 
     Args:
         max_bytes: of the finished file; evidence that does not fit is left out and listed.
         secrets: further texts to be replaced wherever they occur.
 
     Raises:
-        UsageError: ``target`` is there already, or is a file of the incident; or the incident alone
-            is larger than the limit.
+        UsageError: ``target`` is there already, or a file of what is packed; or what has to be in
+            it is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
-    packer = _Packer(directory, target, force, incident_json(incident), secrets, max_bytes)
+    packer = _Packer(directory, target, force, document_json(made), secrets, max_bytes)
+    if isinstance(made, Incident):
+        _add_incident(packer, directory, made)
+    else:
+        _add_replay(packer, directory, made)
+    return packer.manifest
+
+
+def _add_incident(packer: _Packer, directory: Path, incident: Incident) -> None:
     redactor = packer.redactor
     bounded, cut = _bounded(incident)
     shown = redactor.redact_model(without_words(bounded, redactor))
     with packer.writing(shown.id, shown.scenario.name):
         size = _size_of(directory / INCIDENT_FILE)
-        packer.add(INCIDENT_FILE, incident_json(shown) + "\n", size, cut)
+        packer.add(INCIDENT_FILE, document_json(shown), size, cut)
         for name, text in documents.rendered(runs.KIND, shown).items():
             # Rendering may join what was apart, so that a pattern fits now that did not before.
             packer.add(name, redactor.redact(text), note=cut)
         packer.check_size("The incident alone")
         _add_evidence(packer, directory / EVIDENCE_DIR)
-    return packer.manifest
 
 
-def write_replay_bundle(
-    directory: Path,
-    replay: Replay,
-    target: Path,
-    *,
-    max_bytes: int = DEFAULT_MAX_BYTES,
-    secrets: Sequence[str] = (),
-    force: bool = False,
-) -> BundleManifest:
-    """Write the bundle of ``replay``, which lies in ``directory``, to ``target`` (a ZIP file).
-
-    Each finding's case has random texts and images in place of those that were played, unless
-    those were random already; its script, its reports and its issue are made anew from that.
-
-    Raises:
-        UsageError: ``target`` is there already, or the replay alone is larger than the limit.
-        UnwritableOutput: it cannot be written.
-    """
-    document = documents.document_json(replay)
-    packer = _Packer(directory, target, force, document, secrets, max_bytes)
+def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
     with packer.writing(replay.id, "replay"):
-        everything = [one.finding_of(replay, finding, directory) for finding in replay.findings]
+        everything = [finding_of(replay, finding, directory) for finding in replay.findings]
         for loaded in everything:  # all words first: one finding's may stand in another's sentences
             if loaded.case is not None:
                 register(loaded.case, packer.redactor)
@@ -221,14 +207,13 @@ def write_replay_bundle(
                 why = "an incident of its own: mmrepro bundle packs it"
                 packer.leave_out(loaded.finding.diagnosis, 0, why)
         whole = packer.redactor.redact_model(replay).model_copy(update={"findings": shown})
-        packer.add(REPLAY_FILE, documents.document_json(whole))
+        packer.add(REPLAY_FILE, document_json(whole))
         for name, text in documents.rendered(replays.KIND, whole).items():
             packer.add(name, text)
         packer.check_size("The replay")
-    return packer.manifest
 
 
-def _add_finding(packer: _Packer, loaded: one.LoadedFinding) -> None:
+def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
     texts = {**documents.rendered(one.KIND, loaded), ISSUE_FILE: issue_form.public_issue(loaded)}
     images: dict[str, bytes] = {}
     if loaded.case is not None:
@@ -267,8 +252,8 @@ def _add_evidence(packer: _Packer, folder: Path) -> None:
     for path, safe in _named(folder, packer):
         name, whole = f"{EVIDENCE_DIR}/{safe}", _size_of(path)
         try:
-            text, note = _public_text(path, home, packer.redactor)
-        except _NotPublic as reason:
+            text, note = public_text(path, home, packer.redactor)
+        except NotPublic as reason:
             packer.leave_out(name, whole, str(reason))
             continue
         if packer.written + _packed(text) > packer.max_bytes:
@@ -325,64 +310,3 @@ def _evidence(folder: Path) -> Iterator[Path]:
         return (kind, path.name)
 
     yield from sorted(paths, key=rank)
-
-
-class _NotPublic(Exception):
-    """Why nothing of a file may go out."""
-
-
-def _public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
-    """What of the file may go out, and what is missing of it. Raises _NotPublic."""
-    try:
-        if not stat.S_ISREG(path.lstat().st_mode):  # opening a device may act
-            raise _NotPublic("a link or no plain file")
-        # A link may take the file's place, or its folder's, before it is open.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            opened = Path(os.path.realpath(f"/proc/self/fd/{handle}"))
-            if opened != home / path.name:
-                raise _NotPublic("a link leads to it")
-            size = os.fstat(handle).st_size
-            if b"\0" in file.read(4096):
-                raise _NotPublic("not text")
-            file.seek(0)
-            raw = file.read(HEAD_BYTES + TAIL_BYTES)
-            note = ""
-            if size > len(raw):
-                head = raw[:HEAD_BYTES].rpartition(b"\n")[0]
-                file.seek(size - TAIL_BYTES)
-                tail = file.read(TAIL_BYTES).partition(b"\n")[2]
-                gap = size - len(head) - len(tail)
-                note = f"{gap} bytes in the middle are left out"
-                raw = head + f"\n[mmrepro: {note}]\n".encode() + tail
-    except OSError as error:
-        raise _NotPublic(f"cannot be read: {error.strerror}") from error
-    text = raw.decode("utf-8", "replace")
-    if "-stacks-" in path.name:
-        if (dump := _json(text)) is None:
-            raise _NotPublic(
-                "no JSON that can be read: the values of local variables cannot be left out"
-            )
-        text = json.dumps(harmless_locals(dump), indent=1)
-        note = "values of local variables are left out, numbers and digests apart"
-    elif path.suffix == ".json" and (document := _json(text)) is not None:
-        text = json.dumps(redactor.redact_value(document), indent=1, ensure_ascii=False)
-    lines = (
-        line if len(line) <= MAX_LINE_CHARS else line[:MAX_LINE_CHARS] + " [cut]"
-        for line in text.split("\n")
-    )
-    return redact_log("\n".join(lines), redactor), note
-
-
-def _json(text: str) -> Any:
-    """None: it is no JSON, or so deep that it is better taken for a text."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return document if _shallow(document := json.loads(text), MAX_DEPTH) else None
-    return None
-
-
-def _shallow(value: Any, most: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    items = value.values() if isinstance(value, dict) else value
-    return most > 0 and all(_shallow(item, most - 1) for item in items)

@@ -1,7 +1,5 @@
 """A diagnosis of a live server as a page: what is wrong, which known failure it is, what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -176,22 +174,13 @@ def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
 def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for excluded in (False, True):
         some = [m for m in diagnosis.matches if (m.fit is Fit.NOT_THIS) is excluded]
-        rows = [
-            b.row(
-                b.code(code_of(m)),
-                b.toned(m.fit.value, _FITS[m.fit]),
-                f"{m.met}",
-                f"{m.not_met}",
-                f"{m.unknown}",
-                m.exposed_because if m.fit is Fit.EXPOSED else m.why,
-                status=m.fit.value,
-            )
-            for m in some
-        ]
-        heads = (
-            *("known failure:name", "fit:name", "met:number", "not met:number"),
-            *("unknown:number", "why"),
-        )
+        rows = []
+        for m in some:
+            name, fit = b.code(code_of(m)), b.toned(m.fit.value, _FITS[m.fit])
+            why = m.exposed_because if m.fit is Fit.EXPOSED else m.why
+            numbers = map(str, (m.met, m.not_met, m.unknown))
+            rows.append(b.row(name, fit, *numbers, why, status=m.fit.value))
+        heads = "known failure:name | fit:name | met:number | not met:number | unknown:number | why"
         shown = b.table(heads, rows, "known failures")
         yield from b.folded(f"{len(rows)} others: not this", shown) if excluded else shown
         if excluded:
@@ -227,23 +216,12 @@ def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[Case]:
         how = "passed"
     elif diagnosis.state in COULD_NOT_TELL:
         how = "error"
-    case = Case(
-        f"{name}.state",
-        f"state of {diagnosis.target.url}",
-        how,
-        "" if how == "passed" else assessment.sentence,
-        "" if how == "passed" else "\n".join(assessment.why),
-        str(assessment.state),
-        assessment.sentence if how == "passed" else "",
-    )
-    found = [
-        Case(
-            f"{name}.known-failure",
-            f"{match.scenario} {match.variant}".strip(),
-            "failed",
-            f"{match.title}: {match.why}",
-            kind=str(match.fit),
-        )
-        for match in diagnosis.found
-    ]
-    return [case, *found]
+    told = ("", "", str(assessment.state), assessment.sentence)
+    if how != "passed":
+        told = (assessment.sentence, "\n".join(assessment.why), str(assessment.state), "")
+    cases = [Case(f"{name}.state", f"state of {diagnosis.target.url}", how, *told)]
+    for match in diagnosis.found:
+        known, why = f"{match.scenario} {match.variant}".strip(), f"{match.title}: {match.why}"
+        group = f"{name}.known-failure"
+        cases.append(Case(group, known, "failed", why, kind=str(match.fit)))
+    return cases

@@ -5,8 +5,6 @@ redaction of encoded images leaves it alone. Like everything in an incident, it 
 sizes are bounded before anything is decoded, and what is no picture is left out.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections import defaultdict
@@ -49,17 +47,13 @@ def pixels(png: bytes, caption: str) -> Markup:
     paths: dict[Colour, list[str]] = defaultdict(list)
     for y, end, x, count, colour in _blocks(rows):
         paths[colour].append(f"M{x} {y}h{count}v{end - y}h-{count}z")
-    return svg.tag(
-        "svg",
-        *(
-            svg.tag("path", fill="#{:02x}{:02x}{:02x}".format(*c), d="".join(paths[c]))
-            for c in paths
-        ),
-        viewBox=f"0 0 {len(rows[0])} {len(rows)}",
-        role="img",
-        aria_label=one_line(caption, 200),
-        shape_rendering="crispEdges",
+    drawn = (
+        svg.tag("path", fill="#{:02x}{:02x}{:02x}".format(*colour), d="".join(parts))
+        for colour, parts in paths.items()
     )
+    box, label = f"0 0 {len(rows[0])} {len(rows)}", one_line(caption, 200)
+    more = {"aria_label": label, "shape_rendering": "crispEdges"}
+    return svg.tag("svg", *drawn, viewBox=box, role="img", **more)
 
 
 def _rows(png: bytes) -> list[list[Colour]]:

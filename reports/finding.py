@@ -1,18 +1,11 @@
 """A finding's report: from ``replay.json`` and the finding's own folder, which holds its case."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
-from mmrepro.base.errors import BadIncident, UsageError
-from mmrepro.base.machine.files import is_file, is_folder
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.failure.documents.finding import LoadedFinding, load
+from mmrepro.failure.documents.replay import Finding, Replay
 from mmrepro.reports import (
     blocks as b,
     findings,
@@ -21,69 +14,26 @@ from mmrepro.reports import (
     words,
 )
 from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Kind
-from mmrepro.reports.findings import SCRIPT_FILE
-from mmrepro.reports.replay_script import in_order, script, server_steps
-from mmrepro.traffic.case.files import read_case
-from mmrepro.traffic.case.model import CASE_FILE, Case, Image
+from mmrepro.reports.replay_script import script
+from mmrepro.traffic.case.model import CASE_FILE, SCRIPT_FILE, Case, Image
+from mmrepro.traffic.case.typed import in_order, server_steps
 
 
-@dataclass(frozen=True)
-class LoadedFinding:
-    """A finding with the replay that it belongs to, and its case and folder if they are there."""
-
-    replay: Replay
-    finding: Finding
-    case: Case | None
-    folder: Path | None = None
-
-    @cached_property
-    def sequence(self) -> drawn.Sequence | None:
-        if self.case is None or not self.case.operations:
-            return None
-        results = {id: findings.request_result(self.finding, id) for id in self.finding.observed}
-        return drawn.sequence(self.case, results, self.finding.operations)
-
-    @property
-    def limits(self) -> list[str]:
-        """Its own, and those of the replay."""
-        return list(dict.fromkeys([*self.finding.limits, *self.replay.limits]))
-
-    @property
-    def steps(self) -> list[str]:
-        """What a reader types to reproduce it, one command each."""
-        if self.case is None:
-            return []
-        steps = server_steps(self.case, self.replay.settings, project(self.replay))
-        return [*steps, f"python3 {SCRIPT_FILE}"] if self.case.operations else steps
+def sequence_of(loaded: LoadedFinding) -> drawn.Sequence | None:
+    """Its requests, drawn; None: it has none."""
+    finding, case = loaded.finding, loaded.case
+    if case is None or not case.operations:
+        return None
+    results = {id: findings.request_result(finding, id) for id in finding.observed}
+    return drawn.sequence(case, results, finding.operations)
 
 
-def load(place: Path) -> LoadedFinding:
-    """The finding in ``place``, its own folder. Raises BadIncident: there is none."""
-    whole = Path(os.path.realpath(place))  # Path.resolve raises where links go in a circle
-    folder = whole if is_folder(whole) else whole.parent
-    for above in folder.parents:
-        if is_file(above / REPLAY_FILE):
-            replay = replays.KIND.load(above)
-            for finding in replay.findings:
-                if finding.folder and (above / finding.folder).resolve() == folder:
-                    return finding_of(replay, finding, above)
-            break
-    raise BadIncident(
-        f"{folder} is no finding of a replay: no {REPLAY_FILE} above it names it",
-        hint="give the folder of a finding, e.g. replays/…/f1",
-    )
-
-
-def finding_of(replay: Replay, finding: Finding, directory: Path) -> LoadedFinding:
-    """``finding`` of the ``replay`` in ``directory``, with its case where that can be read."""
-    folder = directory / finding.folder
-    if not finding.folder or folder.is_symlink():  # a link leads out of the replay
-        return LoadedFinding(replay, finding, None)
-    try:
-        case, _ = read_case(folder)
-    except UsageError:  # a replay that was cut short has none yet
-        return LoadedFinding(replay, finding, None, folder)
-    return LoadedFinding(replay, finding, case, folder)
+def steps_of(loaded: LoadedFinding) -> list[str]:
+    """What a reader types to reproduce it, one command each."""
+    if loaded.case is None:
+        return []
+    steps = server_steps(loaded.case, loaded.replay.settings, project(loaded.replay))
+    return [*steps, f"python3 {SCRIPT_FILE}"] if loaded.case.operations else steps
 
 
 def script_of(loaded: LoadedFinding) -> str:
@@ -109,11 +59,11 @@ def compose(loaded: LoadedFinding) -> b.Page:
     listed = findings.Listed(finding.id, finding)
     confirmed = "confirmed" if finding.confirmed else "not confirmed"
     return b.Page(
-        title=findings.finding_title(finding),
+        title=finding.title,
         badge=b.Badge(
             finding.finding_class.value.capitalize(),
             findings.tone(finding),
-            f"{findings.known_name(finding) or 'unknown'}, {confirmed}",
+            f"{finding.known_name or 'unknown'}, {confirmed}",
         ),
         subject=f"finding {finding.id} of {replays.source(replay)}",
         warning=b.Warning(replay.failure) if replay.failure else None,
@@ -139,8 +89,8 @@ def compose(loaded: LoadedFinding) -> b.Page:
 
 
 def _card(finding: Finding) -> Iterator[b.Block]:
-    yield b.p(b.strong("Observed: "), words.sentence(findings.observation(finding)))
-    yield b.p(b.strong("Expected: "), f"{findings.expected(finding)}.")
+    yield b.p(b.strong("Observed: "), words.sentence(finding.observation))
+    yield b.p(b.strong("Expected: "), f"{finding.expectation}.")
     yield from (b.p(f"The same requests also show: {one}") for one in finding.also[:3])
     if finding.stack:
         yield findings.stack(finding)
@@ -160,7 +110,7 @@ def _commands(loaded: LoadedFinding) -> Iterator[tuple[str, str]]:
 
 
 def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
-    sequence, case = loaded.sequence, loaded.case
+    sequence, case = sequence_of(loaded), loaded.case
     if sequence is None or case is None:
         return
     order = "one after another" if in_order(case) else "by their barriers, some together"
@@ -168,25 +118,19 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
     legend = f"Sent {order}; lengths say nothing about time. {drawn.LEGEND}.{hidden}"
     yield b.p(legend, tone="soft")
     yield b.Picture(drawn.picture(sequence), [b.Fence(drawn.drawing(sequence))])
-    rows = [
-        b.row(
-            b.code(lane.operation.id),
-            lane.result,
-            lane.shape,
-            ", ".join(lane.operation.after) or "at once",
-            f"at {lane.operation.leave}" if lane.operation.leave else "",
-            tone="bad" if lane.fails else "",
-            status=lane.kind,
-        )
-        for lane in sequence.lanes
-    ]
-    heads = ("request:name", "observed", "what", "sent after", "client leaves")
+    rows = []
+    for lane in sequence.lanes:
+        op = lane.operation
+        when = (", ".join(op.after) or "at once", f"at {op.leave}" if op.leave else "")
+        cells = (b.code(op.id), lane.result, lane.shape, *when)
+        rows.append(b.row(*cells, tone="bad" if lane.fails else "", status=lane.kind))
+    heads = "request:name | observed | what | sent after | client leaves"
     yield from b.counted("request", heads, rows)
     recipes = {name: image_words(name, case) for name in sequence.letters}
     if recipes:
         named = [(b.code(letter), recipes[name]) for name, letter in sequence.letters.items()]
         pictured = drawn.images_picture(sequence, recipes)
-        shown_images = [b.Picture(pictured, b.table(["image:name", "what"], named, "images"))]
+        shown_images = [b.Picture(pictured, b.table("image:name | what", named, "images"))]
         yield from b.folded(b.count(len(recipes), "image"), shown_images, open=len(recipes) <= 12)
 
 
@@ -196,13 +140,13 @@ def needed(loaded: LoadedFinding) -> list[b.Block]:
     place = {id: number for number, id in enumerate(order)}
     parts = sorted(loaded.finding.needed, key=lambda one: place.get(one.what, len(place)))
     rows = [(b.code(one.what), one.why, b.code(one.by) if one.by else "itself") for one in parts]
-    return b.table(["needed:name", "without it", "argued by:name"], rows, "what is needed")
+    return b.table("needed:name | without it | argued by:name", rows, "what is needed")
 
 
 def _reproduction(loaded: LoadedFinding) -> Iterator[b.Block]:
-    if not loaded.steps:
+    if not (typed := steps_of(loaded)):
         return
-    yield b.Fence("\n".join(loaded.steps), "sh")
+    yield b.Fence("\n".join(typed), "sh")
     if loaded.case is not None and loaded.case.operations:
         needs = " needs Python and nothing else, and talks to 127.0.0.1 only. Its requests are in "
         yield b.p(b.link(SCRIPT_FILE, SCRIPT_FILE), needs, b.link(CASE_FILE, CASE_FILE), ".")
@@ -218,18 +162,12 @@ def _rate(finding: Finding) -> Iterator[b.Block]:
 
 
 def _steps(finding: Finding) -> list[b.Block]:
-    rows = [
-        b.row(
-            step.what,
-            b.toned("yes", "good") if step.kept else b.toned("no", "soft"),
-            str(step.requests),
-            f"{step.failed} of {step.plays}",
-            step.why,
-            status="still fails" if step.kept else "passes",
-        )
-        for step in finding.steps
-    ]
-    heads = ("left out", "still fails:name", "requests:number", "failed:number", "why")
+    rows = []
+    for step in finding.steps:
+        fails = b.toned("yes", "good") if step.kept else b.toned("no", "soft")
+        cells = (step.what, fails, str(step.requests), f"{step.failed} of {step.plays}", step.why)
+        rows.append(b.row(*cells, status="still fails" if step.kept else "passes"))
+    heads = "left out | still fails:name | requests:number | failed:number | why"
     shown = b.table(heads, rows, "steps of the shrinking")
     servers = f"{b.count(finding.starts, 'server')}, {duration(finding.seconds)}"
     return b.folded(f"{b.count(len(rows), 'step')}, {servers}", shown, open=len(rows) <= 12)

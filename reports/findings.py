@@ -1,7 +1,5 @@
 """Findings in words, and what the reports of a replay and of a fuzzing session have in common."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -14,38 +12,8 @@ from mmrepro.failure.documents.replay import Finding, FindingClass, Fuzz, Rate, 
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import Line, steps
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case.model import SCRIPT_FILE
 
-SCRIPT_FILE: Final = "reproduce.py"
-CLASS_WORDS: Final[dict[FindingClass, str]] = {
-    FindingClass.START_FAILURE: "the server does not start",
-    FindingClass.DEATH: "the server dies",
-    FindingClass.HANG: "a request is never answered",
-    FindingClass.FAILING: "the server lives on and fails every request",
-    FindingClass.SERVER_ERROR: "a request fails in the server",
-    FindingClass.CROSS_TALK: "an answer depends on the content of other requests",
-    FindingClass.CACHE_BOUND: "more of a prompt is taken from the cache than was sent before",
-    FindingClass.WRONG_ANSWER: "an answer is not the one of the same server without caches",
-    FindingClass.CANARY: "the canary is answered otherwise after the traffic",
-    FindingClass.PROTOCOL: "an answer breaks the protocol",
-    FindingClass.METRICS: "the server's counters contradict its answers",
-    FindingClass.RESIDUE: "the idle server does not return to where it was",
-}
-EXPECTED: Final[dict[FindingClass, str]] = {
-    FindingClass.START_FAILURE: "the server becomes ready",
-    FindingClass.DEATH: "the server lives on, whatever a client sends",
-    FindingClass.HANG: "every request is answered or refused",
-    FindingClass.FAILING: "what was answered once is answered again, whatever came between",
-    FindingClass.SERVER_ERROR: "every request is answered, or refused with a 4xx",
-    FindingClass.CROSS_TALK: "an answer depends on its own request only",
-    FindingClass.CACHE_BOUND: "cached tokens are at most the longest prefix that an earlier "
-    "request shares",
-    FindingClass.WRONG_ANSWER: "caches and batching do not change a greedy answer",
-    FindingClass.CANARY: "the same request has the same answer, before and after",
-    FindingClass.PROTOCOL: "the answer is whole and agrees with itself",
-    FindingClass.METRICS: "the counters agree with what the client sent and received",
-    FindingClass.RESIDUE: "running, waiting, memory, threads and files return to the baseline",
-}
 RATE_NOTE: Final = "Each attempt is on a fresh server; the interval is exact (Clopper-Pearson)."
 
 
@@ -133,42 +101,34 @@ def card(found: Sequence[Listed]) -> Iterator[b.Block]:
     """The findings, and of the most serious one what was observed and where it stands."""
     if not found:
         return
-    heads = ("finding:name", "class:name", "known as:name", "requests:number", "rate:name")
-    rows = [
-        b.row(
-            b.link(one.id, one.href),
-            b.toned(one.finding.finding_class.value, tone(one.finding)),
-            standing(one.finding),
-            f"{one.finding.requests} of {one.finding.requests_before}",
-            short_rate(one.finding.rate),
-            "" if one.after is None else duration(one.after),
-        )
-        for one in found
-    ]
-    yield from b.table([*heads, "first after:number"], rows, "findings")
+    rows: list[Sequence[b.Inline]] = []
+    for one in found:
+        of = one.finding
+        name, kind = b.link(one.id, one.href), b.toned(of.finding_class.value, tone(of))
+        numbers = (f"{of.requests} of {of.requests_before}", short_rate(of.rate))
+        after = "" if one.after is None else duration(one.after)
+        rows.append((name, kind, standing(of), *numbers, after))
+    heads = "finding:name | class:name | known as:name | requests:number | rate:name"
+    yield from b.table(f"{heads} | first after:number", rows, "findings")
     worst = worst_first(found)[0]
-    yield b.p(b.strong(f"{worst.id}: "), words.sentence(observation(worst.finding)))
-    yield b.p(f"Expected: {expected(worst.finding)}.")
+    yield b.p(b.strong(f"{worst.id}: "), words.sentence(worst.finding.observation))
+    yield b.p(f"Expected: {worst.finding.expectation}.")
     if worst.finding.stack:
         yield stack(worst.finding)
 
 
 def findings_section(found: Sequence[Listed]) -> b.Section:
     """What each finding is, in whole sentences."""
-    rows = [
-        b.row(
-            b.link(f"{one.id}: {CLASS_WORDS[one.finding.finding_class]}", one.href),
-            observation(one.finding),
-            expected(one.finding),
-            b.toned(standing(one.finding), tone(one.finding)),
-            requests_words(one.finding),
-            rate_words(one.finding.rate),
-            f"{duration(one.after)}, in episode {one.episode}" if one.after is not None else "",
-            status="known" if one.finding.known else "unknown",
-        )
-        for one in found
-    ]
-    heads = ("finding", "observed", "expected", "known as", "requests", "rate", "first after")
+    rows = []
+    for one in found:
+        of = one.finding
+        name = b.link(f"{one.id}: {of.finding_class.words}", one.href)
+        known = b.toned(standing(of), tone(of))
+        after = f"{duration(one.after)}, in episode {one.episode}" if one.after is not None else ""
+        numbers = (requests_words(of), rate_words(of.rate), after)
+        cells = (name, of.observation, of.expectation, known, *numbers)
+        rows.append(b.row(*cells, status="known" if of.known else "unknown"))
+    heads = "finding | observed | expected | known as | requests | rate | first after"
     shown = b.table(heads, rows, "findings")
     return b.Section("Findings", [*shown, *[b.p(RATE_NOTE)] * bool(rows)], 97)
 
@@ -178,26 +138,17 @@ def shrinking(found: Sequence[Listed]) -> list[b.Block]:
     lines = [
         Line(one.id, [*enumerate(requests_left(one.finding))]) for one in found if one.finding.steps
     ]
-    rows = [
-        (
-            one.id,
-            f"{one.finding.requests_before}",
-            f"{one.finding.requests}",
-            f"{len(one.finding.steps)}",
-            f"{one.finding.starts}",
-            duration(one.finding.seconds),
-            "yes" if one.finding.shrunk else "no",
-        )
-        for one in found
-    ]
-    heads = (
-        *("finding:name", "requests before:number", "left:number", "steps:number"),
-        *("servers:number", "took:number", "nothing more to leave out:name"),
-    )
     drawing = steps("Requests left", lines, "steps of the shrinking")
-    shown = b.table(heads, rows, "shrinking")
-    return [b.Picture(drawing, shown, "What a step left out stays out if the rest fails likewise.")
-            ] if drawing else []  # fmt: skip
+    if not drawing:
+        return []
+    rows = []
+    for one in found:
+        of, counts = one.finding, (one.finding.requests_before, one.finding.requests)
+        numbers = map(str, (*counts, len(of.steps), of.starts))
+        rows.append((one.id, *numbers, duration(of.seconds), "yes" if of.shrunk else "no"))
+    heads = "finding:name | requests before:number | left:number | steps:number | servers:number"
+    shown = b.table(f"{heads} | took:number | nothing more to leave out:name", rows, "shrinking")
+    return [b.Picture(drawing, shown, "What a step left out stays out if the rest fails likewise.")]
 
 
 def requests_left(finding: Finding) -> list[int]:
@@ -216,7 +167,7 @@ def context(
     stand_ins = ((one, "") for one in made.stand_ins)
     yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60)
     rows = [
-        ("engine", server_name(made.server)),
+        ("engine", made.server.label),
         ("wheel", f"{made.wheel.filename}, {made.wheel.origin}" if made.wheel else ""),
         ("model", made.server.model),
         ("longest prompt and answer", f"{made.server.max_model_len} tokens"),
@@ -234,17 +185,9 @@ def context(
 # ------------------------------------------------------------------------------------- words
 
 
-def server_name(server: ServerWanted) -> str:
-    return f"{server.engine} {server.release}".strip()
-
-
-def finding_title(finding: Finding) -> str:
-    return f"{server_name(finding.server)}: {CLASS_WORDS[finding.finding_class]}"
-
-
 def standing(finding: Finding) -> str:
     """``ghost-key-eviction``, or ``unknown``; with a note where it is not confirmed."""
-    return (known_name(finding) or "unknown") + " (not confirmed)" * (not finding.confirmed)
+    return (finding.known_name or "unknown") + " (not confirmed)" * (not finding.confirmed)
 
 
 def tone(finding: Finding) -> b.Tone:
@@ -253,20 +196,13 @@ def tone(finding: Finding) -> b.Tone:
     return "soft" if finding.known else "bad"
 
 
-def known_name(finding: Finding) -> str:
-    """The scenario and its variant, as ``mmrepro show`` takes them; empty: unknown."""
-    if not finding.known:
-        return ""
-    return f"{finding.known} ({finding.known_variant})" if finding.known_variant else finding.known
-
-
 def known_words(finding: Finding) -> tuple[str | b.Span, ...]:
     """Which known failure it is and why, or why it is none."""
     if not finding.known:
         why = finding.known_why or "no known scenario's signature fits"
         return (words.sentence(words.capital(why)),)
     why = f": {words.sentence(finding.known_why)}" if finding.known_why else ""
-    return (b.code(known_name(finding)), why)
+    return (b.code(finding.known_name), why)
 
 
 def requests_words(finding: Finding) -> str:
@@ -290,16 +226,6 @@ def short_rate(rate: Rate) -> str:
     if not rate.plays:
         return "not measured"
     return f"{rate.failed} of {rate.plays} ({100 * rate.low:.0f}–{rate.high:.0%})"
-
-
-def observation(finding: Finding) -> str:
-    """What was observed, without a full stop."""
-    return finding.said.rstrip(".")
-
-
-def expected(finding: Finding) -> str:
-    """What a sound engine does, without a full stop."""
-    return (finding.expected or EXPECTED[finding.finding_class]).rstrip(".")
 
 
 def request_result(finding: Finding, operation: str) -> str:

@@ -3,14 +3,12 @@
 What it found has reports of its own, below: each is a finding of a replay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.replay import FUZZ_FILE, FUZZ_VERSION, Episode, Fuzz, bucket_words
+from mmrepro.failure.documents.replay import FUZZ_FILE, Episode, Fuzz, bucket_words
 from mmrepro.reports import blocks as b, findings, timeline, words
 from mmrepro.reports.documents import kind
 from mmrepro.reports.svg import Line, steps
@@ -28,7 +26,7 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     found = listed(fuzz)
     all_found = [one.finding for one in fuzz.found]
     blind = "blind, " if fuzz.blind else ""
-    where = f"{findings.server_name(fuzz.server)} ({blind}seed {fuzz.seed})"
+    where = f"{fuzz.server.label} ({blind}seed {fuzz.seed})"
     nothing = "no oracle objects to what was sent"
     once = [
         (str(one.episode), s.finding_class.value, s.said, s.expected)
@@ -55,12 +53,12 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
             findings.findings_section(found),
             b.Section(
                 "Observed once, not again",
-                b.table(["episode:number", "class:name", "observed", "expected"], once, "once"),
+                b.table("episode:number | class:name | observed | expected", once, "once"),
                 85,
             ),
             b.Section(
                 "What was learnt about the server",
-                b.table(["limit", "tokens:number", "source"], learnt, "limits of the server"),
+                b.table("limit | tokens:number | source", learnt, "limits of the server"),
                 65,
             ),
             b.Section("Shrinking", findings.shrinking(found), 60),
@@ -106,25 +104,13 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
 
 
 def _episodes(fuzz: Fuzz) -> list[b.Block]:
-    rows = [
-        b.row(
-            str(one.number),
-            one.kind,
-            one.origin,
-            ", ".join(one.switches),
-            str(one.requests),
-            _answers(one),
-            str(one.new),
-            bucket_words(one.buckets),
-            duration(one.seconds),
-            status="objection" if one.buckets else "none",
-        )
-        for one in fuzz.episodes
-    ]
-    heads = (
-        *("episode:number", "kind:name", "origin", "switches", "requests:number", "answers"),
-        *("new:number", "showed", "took:number"),
-    )
+    rows = []
+    for one in fuzz.episodes:
+        what = (str(one.number), one.kind, one.origin, ", ".join(one.switches), str(one.requests))
+        came = (_answers(one), str(one.new), bucket_words(one.buckets), duration(one.seconds))
+        rows.append(b.row(*what, *came, status="objection" if one.buckets else "none"))
+    heads = "episode:number | kind:name | origin | switches | requests:number | answers"
+    heads += " | new:number | showed | took:number"
     return b.counted("episode", heads, rows)
 
 
@@ -153,6 +139,4 @@ def _setup(fuzz: Fuzz) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = kind(
-    "fuzz", FUZZ_FILE, Fuzz, FUZZ_VERSION, compose, compose_at=compose, name="a fuzzing session"
-)
+KIND: Final = kind(Fuzz, FUZZ_FILE, compose, compose_at=compose, name="a fuzzing session")

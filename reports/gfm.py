@@ -1,7 +1,5 @@
 """GitHub-flavoured Markdown from hostile text: escaping, tables, fences, foldable parts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final

@@ -4,8 +4,6 @@ The style sheet and the one script are inline; the page's policy lets in these t
 its hash. Without the script everything can still be read: it filters, searches and copies.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterable
@@ -102,25 +100,13 @@ def _header(page: b.Page) -> Markup:
     rest = page.card[len(whole) :]
     texts = [block for block in rest if isinstance(block, b.Paragraph | b.Bullets)]
     beside = [block for block in rest if block not in texts]
-    return tag(
-        "header",
-        tag(
-            "p",
-            tag("span", badge.label, cls=f"badge {badge.tone or 'unsure'}"),
-            " ",
-            tag("span", one_line(facts, 1000), cls="facts"),
-            cls="head",
-        ),
-        tag("h1", one_line(page.title, 300)),
-        _warning(page.warning) if page.warning else "",
-        tag(
-            "div",
-            tag("div", _blocks(whole), cls="whole") if whole else "",
-            tag("div", _blocks(texts), cls="answer") if texts else "",
-            tag("div", _blocks(beside), *commands, cls="next"),
-            cls="card",
-        ),
-    )
+    named = {"whole": whole, "answer": texts}
+    label = tag("span", badge.label, cls=f"badge {badge.tone or 'unsure'}")
+    head = tag("p", label, " ", tag("span", one_line(facts, 1000), cls="facts"), cls="head")
+    warning = _warning(page.warning) if page.warning else ""
+    parts = [tag("div", _blocks(some), cls=name) for name, some in named.items() if some]
+    card = tag("div", *parts, tag("div", _blocks(beside), *commands, cls="next"), cls="card")
+    return tag("header", head, tag("h1", one_line(page.title, 300)), warning, card)
 
 
 def _warning(warning: b.Warning) -> Markup:
@@ -172,23 +158,16 @@ def _block(block: b.Block) -> Markup:
 def _table(table: b.Table) -> Markup:
     facets = zip(*((row.status, row.group) for row in table.rows), strict=True)
     filtered = len(table.rows) > 12 or any(len({*found} - {""}) > 1 for found in facets)
-    heads = [
-        tag(
-            "th",
-            column.name or tag("span", "mark", cls="unseen"),
-            scope="col",
-            cls=_KINDS[column.kind],
-        )
+    nameless = tag("span", "mark", cls="unseen")
+    heads = (
+        tag("th", column.name or nameless, scope="col", cls=_KINDS[column.kind])
         for column in table.columns
-    ]
+    )
     named = any(column.name for column in table.columns)
     more = len(table.rows) - MAX_ROWS
-    drawn = tag(
-        "table",
-        tag("caption", one_line(table.caption, 200), cls="unseen") if table.caption else "",
-        tag("thead", tag("tr", *heads)) if named else "",
-        tag("tbody", *(_row(row, table) for row in table.rows[:MAX_ROWS])),
-    )
+    caption = tag("caption", one_line(table.caption, 200), cls="unseen") if table.caption else ""
+    body = tag("tbody", *(_row(row, table) for row in table.rows[:MAX_ROWS]))
+    drawn = tag("table", caption, tag("thead", tag("tr", *heads)) if named else "", body)
     note = tag("p", f"{more} more rows are in the JSON document.", cls="soft") if more > 0 else ""
     return tag("div", drawn, cls="scroll", tabindex=0, data_filter=filtered) + note
 
@@ -196,39 +175,24 @@ def _table(table: b.Table) -> Markup:
 def _row(row: b.Row, table: b.Table) -> Markup:
     texts = [_inline(cell) for cell in row.cells]
     if row.anchor:
-        label = "link to this line"
-        texts[-1] += Markup(" ") + tag(
-            "a", "#", cls="here", href=f"#{row.anchor}", aria_label=label
-        )
-    cells = (
-        tag("td", text, cls=_KINDS[column.kind])
-        for text, column in zip(texts, table.columns, strict=False)
-    )
-    return tag(
-        "tr",
-        *cells,
-        id=row.anchor,
-        cls=row.tone,
-        data_status=one_line(row.status, 60),
-        data_group=one_line(row.group, 60),
-        data_at=None if row.at is None else f"{row.at:.3f}",
-    )
+        here = {"href": f"#{row.anchor}", "aria_label": "link to this line"}
+        texts[-1] += Markup(" ") + tag("a", "#", cls="here", **here)
+    kinds = (_KINDS[column.kind] for column in table.columns)
+    cells = (tag("td", text, cls=kind) for text, kind in zip(texts, kinds, strict=False))
+    facets = {"data_status": one_line(row.status, 60), "data_group": one_line(row.group, 60)}
+    at = None if row.at is None else f"{row.at:.3f}"
+    return tag("tr", *cells, id=row.anchor, cls=row.tone, **facets, data_at=at)
 
 
 def _facts(facts: b.Facts) -> Markup:
-    rows = (
-        tag(
-            "tr",
-            tag("th", one_line(label, 200), cls="tight", scope="row"),
-            tag("td", _inline(value)),
-        )
-        for label, value in facts.rows
-        if b.words(value)
-    )
+    rows = []
+    for label, value in facts.rows:
+        if b.words(value):
+            name = tag("th", one_line(label, 200), cls="tight", scope="row")
+            rows.append(tag("tr", name, tag("td", _inline(value))))
     caption = tag("caption", one_line(facts.caption, 200), cls="unseen")
-    return tag(
-        "div", tag("table", caption, tag("tbody", *rows), cls="labelled"), cls="scroll", tabindex=0
-    )
+    table = tag("table", caption, tag("tbody", *rows), cls="labelled")
+    return tag("div", table, cls="scroll", tabindex=0)
 
 
 def _pre(text: str, language: str) -> Markup:

@@ -1,15 +1,13 @@
 """A run's report, and a diagnosis's: ``incident.json`` as a page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from mmrepro.base.records import HostFacts, Setting
 from mmrepro.base.units import duration, size
 from mmrepro.failure.documents import (
     INCIDENT_FILE,
-    SCHEMA_VERSION,
     ClaimStatus,
     Incident,
     KeyStack,
@@ -129,19 +127,11 @@ def _timeline(incident: Incident) -> Iterator[b.Block]:
 
 def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
     tones: dict[str, b.Tone] = {"info": "", "warning": "unsure", "error": "bad"}
-    rows = [
-        b.row(
-            f"{line.at:+.2f} s",
-            line.phase,
-            line.source,
-            line.text,
-            tone=tones[line.level],
-            status=line.level,
-            at=line.at,
-        )
-        for line in lines
-    ]
-    return b.table(["time:number", "phase:name", "source:name", "what"], rows, caption)
+    rows = []
+    for line in lines:
+        cells = (f"{line.at:+.2f} s", line.phase, line.source, line.text)
+        rows.append(b.row(*cells, tone=tones[line.level], status=line.level, at=line.at))
+    return b.table("time:number | phase:name | source:name | what", rows, caption)
 
 
 def _symptoms(incident: Incident) -> list[b.Block]:
@@ -150,7 +140,7 @@ def _symptoms(incident: Incident) -> list[b.Block]:
         answer, state, tone = words.ABNORMAL[row.abnormal]
         cells = (row.check, b.strong(row.observed, tone), row.healthy, row.reported, answer)
         rows.append(b.row(*cells, status=state))
-    heads = ("check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name")
+    heads = "check | observed | healthy (warm-up check) | as reported | abnormal:name"
     return b.table(heads, rows, "symptoms")
 
 
@@ -161,18 +151,14 @@ def _exhibits(incident: Incident) -> Iterator[b.Block]:
         yield b.Heading(exhibit.title)
         if exhibit.note:
             yield b.p(b.prose(exhibit.note))
-        rows = [
-            (
-                shown.caption,
-                b.code(f"evidence/{shown.file}") if shown.file else "",
-                shown.text,
-                "; ".join(f"{name} {value}" for name, value in shown.facts.items()),
-            )
-            for shown, _ in drawn
-        ]
-        if rows:
+        if drawn:
+            rows = []
+            for one, _ in drawn:
+                file = b.code(f"evidence/{one.file}") if one.file else ""
+                facts = "; ".join(f"{name} {value}" for name, value in one.facts.items())
+                rows.append((one.caption, file, one.text, facts))
             pictures = [(pixels, one.caption, one.text, one.facts) for one, pixels in drawn]
-            yield b.Sides(pictures, b.table(["", "image", "answer", "facts"], rows))
+            yield b.Sides(pictures, b.table(" | image | answer | facts", rows))
         if exhibit.birthday is not None:
             given = exhibit.birthday
             marks = [
@@ -180,8 +166,9 @@ def _exhibits(incident: Incident) -> Iterator[b.Block]:
                 for p in (*given.pools, *given.seen)[:40]
                 if p.images >= 0
             ]
-            heads = ["images:number", "chance of a collision:number", ""]
-            yield b.Picture(curve, b.table(heads, marks))
+            yield b.Picture(
+                curve, b.table("images:number | chance of a collision:number | ", marks)
+            )
 
 
 def stack(given: KeyStack, *, short: bool = False) -> b.Stack:
@@ -218,20 +205,14 @@ def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iter
     """Those that are open, then those that are met, folded. ``prefix``: of their anchors."""
     for met in (False, True):
         some = [c for c in given if (c.truth is Truth.MET) is met]
-        rows = [
-            b.row(
-                b.toned(*words.TRUTHS[c.truth]),
-                c.observed,
-                (c.statement, " ", b.code(c.id)),
-                words.part_words(c),
-                b.codes(f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]),
-                status=c.truth.value,
-                anchor=b.slug(f"condition-{prefix}{c.id}"),
-            )
-            for c in some
-        ]
-        heads = ("truth:name", "observed", "condition", "part", "evidence")
-        shown = b.table(heads, rows, "conditions")
+        rows = []
+        for c in some:
+            truth, name = b.toned(*words.TRUTHS[c.truth]), (c.statement, " ", b.code(c.id))
+            files = (f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4])
+            cells = (truth, c.observed, name, words.part_words(c), b.codes(files))
+            anchor = b.slug(f"condition-{prefix}{c.id}")
+            rows.append(b.row(*cells, status=c.truth.value, anchor=anchor))
+        shown = b.table("truth:name | observed | condition | part | evidence", rows, "conditions")
         yield from b.folded(f"{b.count(len(rows), 'condition')} met", shown) if met else shown
 
 
@@ -261,17 +242,12 @@ def _root_cause(incident: Incident) -> list[b.Block]:
 
 
 def _reproducers(incident: Incident) -> list[b.Block]:
-    rows = [
-        (
-            b.code(r.name),
-            "–" if r.exit_code is None else str(r.exit_code),
-            duration(r.seconds),
-            ", ".join(f"{name}={value}" for name, value in r.facts.items()),
-            r.error,
-        )
-        for r in incident.evidence.reproducers[:40]
-    ]
-    heads = ("reproducer:name", "exit code:number", "took:number", "facts", "error")
+    rows = []
+    for one in incident.evidence.reproducers[:40]:
+        ended = "–" if one.exit_code is None else str(one.exit_code)
+        facts = ", ".join(f"{name}={value}" for name, value in one.facts.items())
+        rows.append((b.code(one.name), ended, duration(one.seconds), facts, one.error))
+    heads = "reproducer:name | exit code:number | took:number | facts | error"
     return b.table(heads, rows, "minimal reproducers")
 
 
@@ -289,16 +265,11 @@ def _claims(incident: Incident) -> Iterator[b.Section]:
 
 
 def _mitigations(incident: Incident) -> list[b.Block]:
-    rows = [
-        (
-            b.code(m.name),
-            words.effective_words(m) + (f": {m.observed}" if m.observed else ""),
-            m.description,
-            b.code(m.command),
-        )
-        for m in incident.mitigations
-    ]
-    return b.table(["mitigation:name", "this run", "what it does", "try it"], rows, "mitigations")
+    rows = []
+    for m in incident.mitigations:
+        told = words.effective_words(m) + (f": {m.observed}" if m.observed else "")
+        rows.append((b.code(m.name), told, m.description, b.code(m.command)))
+    return b.table("mitigation:name | this run | what it does | try it", rows, "mitigations")
 
 
 def context(incident: Incident) -> Iterator[b.Section]:
@@ -316,7 +287,7 @@ def context(incident: Incident) -> Iterator[b.Section]:
 
 
 def _differences(incident: Incident) -> list[b.Block]:
-    meaning = words.FIDELITY_WORDS[incident.fidelity]
+    meaning = incident.fidelity.words
     blocks: list[b.Block] = [b.p("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}.")]
     if not incident.stand_ins and incident.diagnosis is None:
         blocks.append(b.p("No stand-in: the engine's code is unmodified."))
@@ -327,7 +298,7 @@ def _differences(incident: Incident) -> list[b.Block]:
 def settings_table(settings: Sequence[Setting]) -> list[b.Block]:
     """Settings that differ from the engine's own, folded."""
     rows = [(b.code(s.name), b.code(s.value), s.why) for s in settings]
-    shown = b.table(["setting:name", "value", "why"], rows, "settings")
+    shown = b.table("setting:name | value | why", rows, "settings")
     return b.folded(f"{b.count(len(rows), 'setting')} other than the engine's own", shown)
 
 
@@ -366,26 +337,18 @@ def _run(incident: Incident) -> Iterator[b.Block]:
     if text := engine_exit(incident):
         yield b.p(b.strong(text, "bad"))
     processes = footprint(incident)[:40]
-    heads = ["process", "resident memory:number", "threads:number"]
+    heads = "process | resident memory:number | threads:number"
     shown = b.table(heads, processes, "processes of the engine")
     yield from b.folded(f"{len(processes)} rows on the engine's processes", shown)
     probes = incident.evidence.probes
-    rows = [
-        b.row(
-            b.code(p.probe),
-            p.phase,
-            p.status.value,
-            duration(p.seconds),
-            p.reason,
-            b.codes(p.raw),
-            tone="" if p.ok else "unsure",
-            status=p.status.value,
-        )
-        for p in probes[:500]
-    ]
+    rows = []
+    for p in probes[:500]:
+        came = (p.status.value, duration(p.seconds), p.reason, b.codes(p.raw))
+        tone: b.Tone = "" if p.ok else "unsure"
+        rows.append(b.row(b.code(p.probe), p.phase, *came, tone=tone, status=p.status.value))
     bad = sum(p.status is not ProbeStatus.OK for p in probes)
-    names = ("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
-    shown = b.table(names, rows, "probe results")
+    heads = "probe:name | phase:name | status:name | took:number | reason | raw"
+    shown = b.table(heads, rows, "probe results")
     yield from b.folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
     for what, stages in (
         ("Time spent", incident.stages),
@@ -400,19 +363,11 @@ def _run(incident: Incident) -> Iterator[b.Block]:
 
 
 def _requests(incident: Incident) -> list[b.Block]:
-    rows = [
-        b.row(
-            g.ids,
-            g.first.phase,
-            g.first.label if g.count == 1 else f"{g.count} × {timeline.purpose(g.first.label)}",
-            g.status,
-            g.latency,
-            g.first.error,
-            status=g.kind,
-        )
-        for g in timeline.request_groups(incident.evidence.requests)[:500]
-    ]
-    heads = ("id:name", "phase:name", "what for", "answer:name", "latency:name", "error")
+    rows = []
+    for g in timeline.request_groups(incident.evidence.requests)[:500]:
+        came = (g.status, g.latency, g.first.error)
+        rows.append(b.row(g.ids, g.first.phase, g.what, *came, status=g.kind))
+    heads = "id:name | phase:name | what for | answer:name | latency:name | error"
     return b.folded(f"{len(incident.evidence.requests)} requests", b.table(heads, rows, "requests"))
 
 
@@ -443,17 +398,11 @@ def junit(incident: Incident) -> list[Suite]:
     for condition in incident.verdict.conditions if incident.verdict else []:
         cases.append(_condition_case(condition, name, as_expected))
     for claim in incident.claims:
-        tested = claim.status is not ClaimStatus.NOT_TESTED
-        text = f"{claim.status}: {claim.observed}"
-        cases.append(
-            Case(
-                f"{name}.claim",
-                f"{claim.id}: {claim.text} [{claim.status}]",
-                "passed" if tested else "skipped",
-                message="" if tested else f"not tested: {claim.observed}",
-                output=text if tested else "",
-            )
-        )
+        case = Case(f"{name}.claim", f"{claim.id}: {claim.text} [{claim.status}]")
+        if claim.status is ClaimStatus.NOT_TESTED:
+            cases.append(replace(case, how="skipped", message=f"not tested: {claim.observed}"))
+        else:
+            cases.append(replace(case, output=f"{claim.status}: {claim.observed}"))
     properties = [("engine", engine_name(incident)), ("fidelity", str(incident.fidelity))]
     properties += [("incident", incident.id), ("command", incident.command)]
     return [Suite(name, incident.created.wall, cases, properties)]
@@ -507,14 +456,14 @@ def badge(incident: Incident) -> b.Badge:
     if verdict is None:
         label = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No verdict"}
         return b.Badge(label[incident.state], "unsure", "no verdict was reached")
-    label_text = words.OUTCOME_WORDS[verdict.outcome]
+    label_text = words.capital(verdict.outcome.words)
     if verdict.outcome is Outcome.INCONCLUSIVE:
         return b.Badge(label_text, "unsure", "the failure is neither shown nor excluded")
     if verdict.expected is None:
         return b.Badge(label_text, "unsure", "no outcome was expected")
     if verdict.as_expected:
         return b.Badge(label_text, "good", "as expected")
-    return b.Badge(label_text, "bad", f"expected: {words.outcome(verdict.expected)}")
+    return b.Badge(label_text, "bad", f"expected: {verdict.expected.words}")
 
 
 def engine_name(incident: Incident) -> str:
@@ -555,7 +504,7 @@ def outcome(incident: Incident) -> str:
     elif verdict.as_expected:
         expected = f"This is the expected outcome{because}"
     else:
-        instead = words.outcome(verdict.expected)
+        instead = verdict.expected.words
         expected = f"This is not what was expected ({instead}){because}"
     return f"{saw}: {words.sentence(verdict.explanation)} {words.sentence(expected)}"
 
@@ -714,8 +663,5 @@ def left_behind(incident: Incident) -> str:
     return "Nothing: no process, port or shared memory of the run was left after the stop."
 
 
-KIND: Final = kind(
-    "incident", INCIDENT_FILE, Incident, SCHEMA_VERSION, compose,
-    files=(MARKDOWN_FILE, HTML_FILE), junit=junit,
-)  # fmt: skip
+KIND: Final = kind(Incident, INCIDENT_FILE, compose, files=(MARKDOWN_FILE, HTML_FILE), junit=junit)
 load: Final = KIND.load

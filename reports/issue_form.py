@@ -6,8 +6,6 @@ has a field for each heading. What only a person can say (that nobody has report
 unticked.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence
@@ -19,12 +17,12 @@ from mmrepro.base.text.redact import Redactor
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import size
 from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.finding import LoadedFinding
+from mmrepro.failure.documents.public import public, redact_log
 from mmrepro.reports import blocks as b, finding as replayed, findings, gfm, incident as runs, words
-from mmrepro.reports.finding import LoadedFinding
-from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.reports.markdown import render_blocks
-from mmrepro.reports.public import public, redact_log
 from mmrepro.reports.replay_sequence import drawing
+from mmrepro.traffic.case.model import SCRIPT_FILE
 
 MAX_CHARS: Final = 65_536
 """Of an issue's text on GitHub."""
@@ -129,25 +127,18 @@ def public_issue(loaded: LoadedFinding) -> str:
     """As :func:`finding_issue`, of a finding that may go out as it is."""
     replay, finding = loaded.replay, loaded.finding
     script = replayed.script_of(loaded) if loaded.case and loaded.case.operations else ""
-    title = f"{findings.CLASS_WORDS[finding.finding_class]} ({finding.finding_class})"
-    return filled(
-        Report(
-            engine=replay.server.engine,
-            title=words.capital(title),
-            description=_described(loaded),
-            reproduction=_steps(loaded, script),
-            environment=environment(
-                findings.server_name(replay.server),
-                replay.host,
-                replay.wheel,
-                replay.packages,
-                replay.settings,
-            )
-            + f"\n\n- {words.FIDELITY_WORDS[replay.fidelity]}",
-            traceback=_trace(finding.stack, finding.log_lines),
-            script=script,
-        )
+    title = f"{finding.finding_class.words} ({finding.finding_class})"
+    made = (replay.server.label, replay.host, replay.wheel, replay.packages, replay.settings)
+    report = Report(
+        replay.server.engine,
+        words.capital(title),
+        _described(loaded),
+        _steps(loaded, script),
+        f"{environment(*made)}\n\n- {replay.fidelity.words}",
+        _trace(finding.stack, finding.log_lines),
+        script,
     )
+    return filled(report)
 
 
 def incident_issue(incident: Incident) -> str:
@@ -161,23 +152,19 @@ def incident_issue(incident: Incident) -> str:
     ]
     # The stack stands below the log's lines.
     card = [block for block in runs.compose(shown).card if not isinstance(block, b.Stack)]
-    card.append(b.p(f"Fidelity {shown.fidelity}: {words.FIDELITY_WORDS[shown.fidelity]}."))
+    card.append(b.p(f"Fidelity {shown.fidelity}: {shown.fidelity.words}."))
     rows = [(row.check, row.observed, row.healthy) for row in shown.symptoms]
     command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
+    engine = shown.engine
+    made = (runs.engine_name(shown), shown.host, engine.wheel, engine.packages, engine.settings)
     report = Report(
-        engine=shown.engine.name,
-        title=one_line(runs.title(shown), 200),
-        description=_markdown([*card, *b.table(["check", "observed", "healthy"], rows)]),
-        reproduction=gfm.fence("\n".join(filter(None, [command, *steps])), "sh", 10, 4000),
-        environment=environment(
-            runs.engine_name(shown),
-            shown.host,
-            shown.engine.wheel,
-            shown.engine.packages,
-            shown.engine.settings,
-        ),
-        traceback=_trace(frames, lines),
+        engine.name,
+        one_line(runs.title(shown), 200),
+        _markdown([*card, *b.table("check | observed | healthy", rows)]),
+        gfm.fence("\n".join(filter(None, [command, *steps])), "sh", 10, 4000),
+        environment(*made),
+        _trace(frames, lines),
     )
     return redactor.redact(filled(report))
 
@@ -245,17 +232,17 @@ def _markdown(blocks: Sequence[b.Block]) -> str:
 def _described(loaded: LoadedFinding) -> str:
     finding = loaded.finding
     blocks: list[b.Block] = [
-        b.p(b.strong("Observed:"), f" {words.sentence(findings.observation(finding))}"),
-        b.p(b.strong("Expected:"), f" {findings.expected(finding)}."),
+        b.p(b.strong("Observed:"), f" {words.sentence(finding.observation)}"),
+        b.p(b.strong("Expected:"), f" {finding.expectation}."),
         b.p(
             f"Observed in {findings.rate_words(finding.rate)} on fresh servers. "
             f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}"
         ),
     ]
-    if loaded.sequence is not None:
-        blocks.append(b.Fence(drawing(loaded.sequence)))
+    if (sequence := replayed.sequence_of(loaded)) is not None:
+        blocks.append(b.Fence(drawing(sequence)))
     if finding.known:
-        name = b.code(findings.known_name(finding))
+        name = b.code(finding.known_name)
         blocks.append(b.p("It fits the known failure ", name, f": {finding.known_why}"))
     if finding.needed:
         blocks.append(b.Details("Why each request is needed", replayed.needed(loaded)))
@@ -272,7 +259,8 @@ def _shrunk(left: int, before: int, *, shrunk: bool) -> str:
 
 
 def _steps(loaded: LoadedFinding, script: str) -> str:
-    parts = [gfm.fence("\n".join(loaded.steps), "sh", 12, 4000)] if loaded.steps else []
+    typed = replayed.steps_of(loaded)
+    parts = [gfm.fence("\n".join(typed), "sh", 12, 4000)] if typed else []
     if script:
         if len(script) <= SCRIPT_CHARS:
             longest = max((len(run) for run in re.findall(r"`+", script)), default=0)

@@ -1,7 +1,5 @@
 """A page as GitHub-flavoured Markdown: made to be pasted into an issue or a step summary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, assert_never
 

@@ -1,186 +1,32 @@
 """A nightly run as a page: what changed, what is not as expected, scenarios × releases."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mmrepro.base.records import Fidelity
 from mmrepro.base.text.sanitize import clip, plain
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, NightState
+from mmrepro.failure.documents.ledger import Attempt, Event, EventKind
+from mmrepro.failure.documents.stored import replace_file
 from mmrepro.history.concerns import Quarantine
-from mmrepro.history.events import events as find_events
 from mmrepro.history.ledger import History, NightRuns, read
-from mmrepro.history.states import VERDICTS, State, settle
+from mmrepro.history.nightly import NIGHT_WORDS, NightView, night_document, strips_of
+from mmrepro.history.squares import EVENTS, LOOKS, Square, Standing, importance, state_words
+from mmrepro.history.states import VERDICTS, State
 from mmrepro.reports import blocks as b, grid as drawn, words
-from mmrepro.reports.documents import Case, How, Kind, Suite, render, replace_file, write
-from mmrepro.reports.grid import (
-    EVENTS,
-    LOOKS,
-    Column,
-    Point,
-    Square,
-    Standing,
-    grids_of,
-    letters,
-    outcome_words,
-    report_href,
-    state_words,
-)
-
-if TYPE_CHECKING:
-    from mmrepro.reports.night_json import NightDocument
+from mmrepro.reports.documents import Case, How, Kind, Suite, render, write
 
 MARKDOWN_FILE: Final = "night.md"
 HTML_FILE: Final = "dashboard.html"
 JUNIT_FILE: Final = "junit.xml"
 MARKDOWN_BYTES: Final = 900_000
 """GitHub refuses a step summary of more than 1 MiB."""
-NIGHTS: Final = 14
-"""In the trend: the newest ones."""
 _RUNS: Final = (
     *("scenario:name", "release:name", "all its runs", "each run:name"),
     *("what it reports, and its incident", "took:number", "machine", "key:name"),
 )
-NIGHT_WORDS: Final[dict[NightState, str]] = {
-    NightState.RUNNING: "still running, or killed",
-    NightState.COMPLETE: "complete",
-    NightState.INTERRUPTED: "interrupted",
-    NightState.OUT_OF_TIME: "out of time",
-}
-
-
-class NightView:
-    """A nightly run with what the runs before show. Every square has one state and one standing.
-
-    Attributes:
-        before: id of the nightly run before; empty: it is the first.
-        history: the ledger until this nightly run, which is its newest.
-        excused: the quarantine; its entries count by the day of the run.
-        folder: where reports of its runs may lie; None: nothing is linked.
-        shifts: what came out otherwise than in the run before and is no event.
-        notes: what is wrong with the quarantine: expired entries, those of no job.
-    """
-
-    def __init__(
-        self, history: History, runs: NightRuns, excused: Quarantine, folder: Path | None = None
-    ) -> None:
-        before = history.before(runs.night)
-        self.runs, self.excused, self.folder = runs, excused, folder
-        self.before = before[-1].night.id if before else ""
-        self.history = History([*before, runs])
-        self.events = sorted(runs.events or find_events(history, runs), key=_importance)
-        of_cell: dict[str, list[Event]] = {}
-        for event in self.events:
-            of_cell.setdefault(event.cell, []).append(event)
-        self.grids = grids_of(_squares(runs, excused, of_cell))
-        self.squares = [square for grid in self.grids for square in grid.squares]
-        self.trend: list[Point] = []
-        for past in [*before[-(NIGHTS - 1) :], runs]:
-            self._add(past.night.id, self.squares if past is runs else _squares(past))
-        self.shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
-        self.notes = excused.warnings(runs.cells.values(), runs.night.created.wall)
-        self.states = Counter(square.state for square in self.squares)
-        self.standings = Counter(square.standing for square in self.squares)
-        self.by_id = {square.cell.id: square for square in self.squares}
-
-    def _add(self, night: str, squares: Sequence[Square]) -> None:
-        """Add a nightly run to the trends."""
-        lines: dict[str, list[Square]] = {}
-        for square in squares:
-            lines.setdefault(square.cell.line, []).append(square)
-        self.trend.append(Point(night, squares))
-        for row in (row for grid in self.grids for row in grid.rows):
-            row.trend.append(Point(night, lines.get(row.planned.cell.line, ())))
-
-    def standing(self, standing: Standing) -> list[Square]:
-        return [square for square in self.squares if square.standing is standing]
-
-    def href(self, attempt: Attempt | None) -> str:
-        """Address of a run's report that is there, from the folder; empty for all others."""
-        address = report_href(attempt)
-        return address if self.folder and address and (self.folder / address).is_file() else ""
-
-    @cached_property
-    def badge(self) -> b.Badge:
-        counts = self.standings
-        parts = [
-            f"{counts[s]} {s.words}"
-            for s in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED)
-            if counts[s]
-        ]
-        tones = {EVENTS[event.what][1] for event in self.events}
-        unsure: b.Tone = "unsure" if parts or "unsure" in tones or not self.squares else "good"
-        tone: b.Tone = "bad" if counts[Standing.SURPRISE] or "bad" in tones else unsure
-        label = "All as expected" if tone == "good" else "As expected, but changed"
-        if parts or not self.squares:
-            label = ", ".join(parts) or "Nothing planned"
-        return b.Badge(label, tone, NIGHT_WORDS[self.runs.night.state])
-
-    @property
-    def changes(self) -> str:
-        found = len(self.events)
-        if not self.before:
-            first = "first nightly run of this ledger"
-            return f"{b.count(found, 'event')} in the {first}" if found else f"the {first}"
-        nothing = "no bug came or went" if self.shifts else "nothing changed"
-        return f"{b.count(found, 'change') if found else nothing} since {self.before}"
-
-    @property
-    def scale(self) -> str:
-        """How much was run."""
-        runs = self.runs.attempts
-        engines = ", ".join(grid.engine for grid in self.grids) or "nothing"
-        lines = b.count(sum(len(grid.rows) for grid in self.grids), "scenario line")
-        releases = b.count(sum(len(grid.columns) for grid in self.grids), "release")
-        took = duration(sum(run.seconds for run in runs if words.sane(run.seconds)))
-        return f"{lines} on {releases} of {engines}; {b.count(len(runs), 'run')}, together {took}."
-
-    @property
-    def warning(self) -> str:
-        """Empty where the nightly run is whole."""
-        state = self.runs.night.state
-        if state is NightState.COMPLETE:
-            return ""
-        missing = self.states[State.MISSING]
-        left = "have no run yet" if state is NightState.RUNNING else "did not run"
-        rest = f"; {missing} of {b.count(len(self.squares), 'job')} {left}" if missing else ""
-        return f"This nightly run is {NIGHT_WORDS[state]}{rest}."
-
-
-def _importance(event: Event) -> int:
-    return [*EVENTS].index(event.what)
-
-
-def _squares(
-    runs: NightRuns,
-    quarantine: Quarantine | None = None,
-    events: dict[str, list[Event]] | None = None,
-) -> list[Square]:
-    when = runs.night.created.wall
-    made = []
-    for name, planned in runs.planned.items():
-        attempts = runs.attempts_of(name)
-        entry = quarantine.entry_for(planned.cell, when) if quarantine else None
-        known = (events or {}).get(name, ())
-        made.append(Square(planned, settle(attempts), attempts, entry, known))
-    return made
-
-
-def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
-    """How jobs came out in the two nightly runs where they differ and no event says so."""
-    found: Counter[str] = Counter()
-    for name in now.planned.keys() - events:
-        state = LOOKS[settle(now.attempts_of(name)).state].word
-        then = "not planned then"
-        if name in before.planned:
-            then = LOOKS[settle(before.attempts_of(name)).state].word
-        found[f"{then} → {state}"] += then != state
-    found["not planned any more"] = len(before.planned.keys() - now.planned.keys())
-    return [f"{number} × {words}" for words, number in sorted(found.items()) if number]
 
 
 def load(folder: Path) -> NightView:
@@ -226,7 +72,7 @@ def compose(night: NightView) -> b.Page:
     every = _listed(night, night.squares, None)
     return b.Page(
         title=f"Nightly run {record.id}: {night.changes}",
-        badge=night.badge,
+        badge=b.Badge(*night.badge),
         subject=f"nightly run {record.id}{shard}",
         warning=b.Warning(night.warning) if night.warning else None,
         card=[*_card(night, odd)],
@@ -267,7 +113,7 @@ def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
         for s in odd
         if s.cell.id not in known
     ][: 6 - len(rows)]
-    yield from b.table(["change:name", "what"], rows, "the most important changes")
+    yield from b.table("change:name | what", rows, "the most important changes")
 
 
 def events_table(
@@ -275,22 +121,21 @@ def events_table(
 ) -> list[b.Block]:
     """What changed, most important first. ``link_of``: anchor and report of an event's job."""
     rows = []
-    for event in sorted(events, key=_importance):
+    for event in sorted(events, key=importance):
         word, tone = EVENTS[event.what]
         anchor, report = link_of(event)
         both = f"{event.before or '–'} → {event.now or '–'}" if event.before or event.now else ""
         name = b.Span(word, "strong", tone, anchor)
         cells = (name, event.text, both, b.link("report", report) if report else "")
         rows.append(b.row(*cells, status=word, group=event.engine))
-    return b.table(
-        ["change:name", "what", "before → now:name", "report:name"], rows, "what changed"
-    )
+    heads = "change:name | what | before → now:name | report:name"
+    return b.table(heads, rows, "what changed")
 
 
 def _changes(night: NightView) -> Iterator[b.Block]:
     def link_of(event: Event) -> tuple[str, str]:
         square = night.by_id.get(event.cell)
-        return (f"#{square.anchor}", night.href(square.deciding)) if square else ("", "")
+        return (f"#{square.anchor}", drawn.href(night, square.deciding)) if square else ("", "")
 
     yield from (b.p(note, tone="unsure") for note in night.notes[:20])
     yield from events_table(night.events, link_of)
@@ -338,7 +183,7 @@ def _listed(
 def _run(night: NightView, run: Attempt) -> tuple[b.Inline, ...]:
     text = run.explanation or run.error
     return (
-        (f"{run.index}, {run.role}: ", b.link(outcome_words(run), night.href(run))),
+        (f"{run.index}, {run.role}: ", b.link(words.attempt(run, "lost"), drawn.href(night, run))),
         (text, " ", b.code(run.incident)) if run.incident else text,
         duration(run.seconds),
         ", ".join(filter(None, [run.machine, *run.gpus])),
@@ -357,17 +202,20 @@ def _picture(night: NightView) -> Iterator[b.Block]:
     rows = [(row.fidelity, s) for g in night.grids for row in g.rows for s in row.squares.values()]
     odd = {square.fidelity for usual, square in rows if square.fidelity is not usual}
     fidelities = [
-        (b.code(f), f" ({letters(f)} in a square)" * (f in odd) + f": {text.partition(' (')[0]}.")
-        for f, text in words.FIDELITY_WORDS.items()
+        (
+            b.code(f),
+            f" ({drawn.letters(f)} in a square)" * (f in odd) + f": {f.words.partition(' (')[0]}.",
+        )
+        for f in Fidelity
         if any(square.fidelity is f for _, square in rows)
     ]
     signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
     signs += ", ≈k/n flaky: k of n reproduced it; ! not as expected; q in quarantine."
     yield b.Picture(drawn.legend(night.squares), [b.p(signs)])
     instead = [
-        block for grid in night.grids for block in (b.p(b.strong(grid.engine)), *grid.table())
+        block for grid in night.grids for block in (b.p(b.strong(grid.engine)), *drawn.table(grid))
     ]
-    yield b.Picture(drawn.drawing(night.grids, night.href, new), instead)
+    yield b.Picture(drawn.drawing(night, new), instead)
     yield from b.folded("Fidelities: what the runs were made on", b.bullets(fidelities))
 
 
@@ -377,8 +225,7 @@ def _quarantine(night: NightView) -> list[b.Block]:
         for s in night.squares
         if (entry := s.quarantine)
     ]
-    heads = ["scenario:name", "release:name", "came out:name", "reason", "issue", "owner"]
-    heads.append("until:name")
+    heads = "scenario:name | release:name | came out:name | reason | issue | owner | until:name"
     return b.table(heads, rows, "in quarantine: these run, and turn nothing red")
 
 
@@ -387,7 +234,7 @@ def _trend(night: NightView) -> Iterator[b.Block]:
     if not bars:
         yield b.p("There is one nightly run so far: a trend begins with the second.")
         return
-    heads = ["nightly run:name", "jobs:number", "not as expected:number", "took:number"]
+    heads = "nightly run:name | jobs:number | not as expected:number | took:number"
     rows = [(p.night, f"{p.total}", f"{p.surprises}", duration(p.seconds)) for p in night.trend]
     caption = (
         "Jobs of each nightly run by state, oldest first; above each bar how many were not as "
@@ -395,7 +242,7 @@ def _trend(night: NightView) -> Iterator[b.Block]:
     )
     yield b.Picture(bars, b.table(heads, rows, "nightly runs"), caption)
     each = [(row.name, g.engine, row.trend[-1].text) for g in night.grids for row in g.rows]
-    told = b.table(["scenario:name", "engine:name", "this nightly run"], each)
+    told = b.table("scenario:name | engine:name | this nightly run", each)
     yield from b.folded("Each scenario", [b.Picture(drawn.trends(night.grids), told)])
 
 
@@ -443,7 +290,7 @@ def _case(square: Square) -> Case:
     output += [f"fidelity: {square.fidelity}"] if square.fidelity is not None else []
     for run in square.attempts:
         facts = [
-            f"run {run.index} ({run.role}): {outcome_words(run)}",
+            f"run {run.index} ({run.role}): {words.attempt(run, 'lost')}",
             duration(run.seconds),
             run.explanation or run.error,
             f"key {run.key[:14]}" if run.key else "",
@@ -481,42 +328,18 @@ def _result(square: Square) -> tuple[How, str]:
     return "passed", ""
 
 
-def _stored(night: NightView) -> NightDocument:
-    from mmrepro.reports.night_json import night_document
-
-    return night_document(night)
-
-
 KIND: Final = Kind(
-    "a nightly run", (MARKDOWN_FILE, HTML_FILE), load, compose, _stored, suites, MARKDOWN_BYTES
+    "a nightly run",
+    (MARKDOWN_FILE, HTML_FILE),
+    load,
+    compose,
+    night_document,
+    suites,
+    MARKDOWN_BYTES,
 )
 
 
 # ------------------------------------------------------------------------ many nightly runs
-
-
-def strips_of(
-    history: History, scenario: str = "", *, jobs: bool = False
-) -> list[tuple[str, str, list[list[Square]]]]:
-    """Engine, name and, one nightly run after the other, the squares of each row or job."""
-    nights = history.nights
-    names: dict[str, Cell] = {}
-    found: dict[str, list[list[Square]]] = {}
-    for number, runs in enumerate(nights):
-        for square in _squares(runs):
-            if scenario in ("", square.cell.scenario):
-                group = square.cell.id if jobs else square.cell.line
-                names[group] = square.cell
-                found.setdefault(group, [[] for _ in nights])[number].append(square)
-
-    def order(group: str) -> tuple[object, ...]:
-        cell = names[group]
-        return cell.engine, cell.row, Column(cell.release, cell.commit).order if jobs else (), group
-
-    def name(cell: Cell) -> str:
-        return f"{cell.row} on {Column(cell.release, cell.commit).label}" if jobs else cell.row
-
-    return [(names[g].engine, name(names[g]), found[g]) for g in sorted(names, key=order)]
 
 
 def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
@@ -546,7 +369,7 @@ def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
             f"{b.count(len(nights), 'nightly run')}: {nights[0].night.id} … "
             f"{nights[-1].night.id}, oldest first"
         ),
-        *b.table(["engine:name", "scenario:name", "nightly runs:name", "newest"], rows),
+        *b.table("engine:name | scenario:name | nightly runs:name | newest", rows),
         b.p(f"{signs}; _ no job in that nightly run", tone="soft"),
     ]
 

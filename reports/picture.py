@@ -4,8 +4,6 @@ The status of a request is also a label, never a colour alone. All numbers come 
 are bounded and checked before a coordinate is made of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

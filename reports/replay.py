@@ -1,14 +1,14 @@
 """A replay's report: ``replay.json`` as a page, and all files of its folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.replay import REPLAY_FILE, REPLAY_VERSION, Replay, bucket_words
+from mmrepro.failure.documents.replay import REPLAY_FILE, Replay, bucket_words
+from mmrepro.failure.documents.stored import document_json, replace_file
 from mmrepro.reports import blocks as b, documents, findings, words
 from mmrepro.reports.documents import kind
+from mmrepro.traffic.case.model import SCRIPT_FILE
 
 TIME_WORDS: Final = {
     "fast": "as fast as the barriers allow",
@@ -20,15 +20,16 @@ TIME_WORDS: Final = {
 def write_replay(replay: Replay, directory: Path) -> None:
     """``replay.json``, ``.md`` and ``.html``, and of each finding its script and its reports,
     each file whole or not at all."""
+    from mmrepro.failure.documents.finding import finding_of
     from mmrepro.reports import finding as one
 
-    documents.replace_file(directory / REPLAY_FILE, documents.document_json(replay))
+    replace_file(directory / REPLAY_FILE, document_json(replay))
     for found in replay.findings:
-        loaded = one.finding_of(replay, found, directory)
+        loaded = finding_of(replay, found, directory)
         if loaded.folder is None or not loaded.folder.is_dir():
             continue
         if loaded.case is not None and loaded.case.operations:
-            documents.replace_file(loaded.folder / findings.SCRIPT_FILE, one.script_of(loaded))
+            replace_file(loaded.folder / SCRIPT_FILE, one.script_of(loaded))
         documents.write(one.KIND, loaded, loaded.folder)
     documents.write(KIND, replay, directory)
 
@@ -37,9 +38,9 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
     """The page. ``folder``: the replay's, for its commands; empty: they are typed in it."""
     found = listed(replay)
     nothing = "no oracle objects to this traffic"
-    where = f"{source(replay)} on {findings.server_name(replay.server)}"
+    where = f"{source(replay)} on {replay.server.label}"
     once = [
-        (s.finding_class.value, s.said, s.expected or findings.EXPECTED[s.finding_class])
+        (s.finding_class.value, s.said, s.expected or s.finding_class.expected)
         for s in replay.unconfirmed[:100]
     ]
     counted = findings.times(replay.counted)
@@ -60,7 +61,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
             findings.findings_section(found),
             b.Section(
                 "Observed once, not again",
-                b.table(["class:name", "observed", "expected"], once, "observed once"),
+                b.table("class:name | observed | expected", once, "observed once"),
                 85,
             ),
             b.Section("Counted, not reported", [b.p(counted)] if counted else [], 50),
@@ -120,23 +121,13 @@ def origin(replay: Replay) -> list[str]:
 
 
 def _attempts(replay: Replay) -> list[b.Block]:
-    rows = [
-        b.row(
-            str(play.number),
-            play.what,
-            str(play.requests),
-            play.error or play.state,
-            bucket_words(play.buckets),
-            duration(play.start_s),
-            duration(play.seconds),
-            status="error" if play.error else play.state,
-        )
-        for play in replay.plays
-    ]
-    heads = (
-        *("attempt:number", "for", "requests:number", "ended", "showed"),
-        *("start:number", "took:number"),
-    )
+    rows = []
+    for play in replay.plays:
+        what = (str(play.number), play.what, str(play.requests), play.error or play.state)
+        took = (duration(play.start_s), duration(play.seconds))
+        status = "error" if play.error else play.state
+        rows.append(b.row(*what, bucket_words(play.buckets), *took, status=status))
+    heads = "attempt:number | for | requests:number | ended | showed | start:number | took:number"
     return b.counted("attempt", heads, rows)
 
 
@@ -149,4 +140,4 @@ def _setup(replay: Replay) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = kind("replay", REPLAY_FILE, Replay, REPLAY_VERSION, compose, compose_at=compose)
+KIND: Final = kind(Replay, REPLAY_FILE, compose, compose_at=compose)

@@ -3,14 +3,10 @@
 It starts nothing and talks to 127.0.0.1 only; the reader starts the server, by the command in it.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import pprint
-import re
-import shlex
 import tempfile
 import textwrap
 import zlib
@@ -24,11 +20,10 @@ from mmrepro.base.records import Setting
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import Finding
-from mmrepro.reports import findings
-from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import IMAGES_DIR, Barrier, Case, Content, Noise
+from mmrepro.traffic.case.model import IMAGES_DIR, Case, Content, Noise
 from mmrepro.traffic.case.sending import body
+from mmrepro.traffic.case.typed import UNWRITTEN, in_order, server_steps
 from mmrepro.traffic.drive import Picture
 
 INLINE_BYTES: Final = 512 << 10
@@ -47,9 +42,6 @@ _ABSENT: Final = {
     "protocol": "every answer is whole",
     "canary": "the small request is answered as before",
 }
-UNWRITTEN: Final = ("text",)
-"""Tiny models that no script has in it: the vocabulary alone is larger than all the rest."""
-MODEL_DIR: Final = "./tiny-model"
 
 
 def script(
@@ -87,10 +79,10 @@ def script(
         for e in finding.expectations
     }
     kind = finding.finding_class.value
-    said = f"{findings.observation(finding)}. Expected: {findings.expected(finding)}."
+    said = f"{finding.observation}. Expected: {finding.expectation}."
     random = "; its texts and images are random ones" if case.origin.anonymised else ""
     text: str = _template().render(
-        title=_comment(f"{findings.finding_title(finding)}."),
+        title=_comment(f"{finding.title}."),
         said=textwrap.fill(_comment(said), WIDTH),
         commands=server_steps(case, settings, project),
         note=_comment(f"Made by mmrepro {__version__}{random}."),
@@ -124,75 +116,6 @@ _KINDS: Final = {
     "bytes": '("bytes", the file, its type)',
     "file": '("file", its name, its type)',
 }
-
-
-def in_order(case: Case) -> bool:
-    """Whether each request is sent when the one before has ended, whatever else it waits for."""
-    for before, op in zip(case.operations, case.operations[1:], strict=False):
-        ended = {b.op for b in map(Barrier.parse, op.after) if b.event == "end"}
-        if before.id not in ended and "running<=0" not in op.after:
-            return False
-    return True
-
-
-def server_command(case: Case, settings: list[Setting], model: str, port: int = 8000) -> str:
-    """The engine's own command for the server that the case needs, variables before it."""
-    server = case.server
-    length = str(server.max_model_len)
-    begin = {
-        "vllm": ["vllm", "serve", model, "--max-model-len", length, "--port", str(port)],
-        "sglang": [
-            *("python3", "-m", "sglang.launch_server", "--model-path", model),
-            *("--context-length", length, "--port", str(port)),
-        ],
-        "lmdeploy": [
-            *("lmdeploy", "serve", "api_server", model, "--backend", "pytorch"),
-            *("--session-len", length, "--server-port", str(port)),
-        ],
-        "minivllm": [
-            *("python3", "-m", "minivllm.server", "--model", model),
-            *("--max-model-len", length, "--port", str(port)),
-        ],
-    }.get(server.engine, [server.engine, "--model", model, "--port", str(port)])
-    env = {s.name: s.value for s in settings if _of_use(s)} | server.env
-    begin += server_options(settings, begin)
-    variables = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-    return " ".join([*variables, shlex.join([*begin, *server.args])])
-
-
-def server_options(settings: list[Setting], given: list[str]) -> list[str]:
-    """What mmrepro itself set on the command line, without paths of its machine."""
-    found: list[str] = []
-    for setting in settings:
-        named = setting.name.startswith("-") and setting.name not in given
-        if named and "/" not in setting.value:
-            found += [setting.name, *([setting.value] if setting.value else [])]
-    return found
-
-
-_PRIVATE: Final = ("NO_USAGE_STATS", "DO_NOT_TRACK", "LOGGING", "OFFLINE", "SAGEMAKER")
-
-
-def _of_use(setting: Setting) -> bool:
-    """A variable that is neither a path of this machine nor something that only mmrepro wants."""
-    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", setting.name) or "/" in setting.value:
-        return False
-    return not any(word in setting.name for word in _PRIVATE)
-
-
-def server_steps(case: Case, settings: list[Setting], project: str = "") -> list[str]:
-    """What a reader types to have the server: the engine, the model, the server's command."""
-    server = case.server
-    written = server.model in TINY and server.model not in UNWRITTEN
-    # A folder by its last part: where it lay is of no use to others.
-    own = f"./{Path(server.model).name}" if "/" in server.model.strip("/") else server.model
-    model = MODEL_DIR if written else own
-    lines = [f"pip install {project or server.engine}=={server.release}"]
-    if server.engine == "minivllm":
-        lines = ["export PYTHONPATH=reproducers   # of the sources of mmrepro: minivllm is there"]
-    if written and case.operations:
-        lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
-    return [*lines, server_command(case, settings, model)]
 
 
 @cache

@@ -3,8 +3,6 @@
 Columns are logical: what waits for something stands right of it. Lengths say nothing of time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,15 +16,8 @@ MAX_LANES: Final = 60
 MAX_IMAGES: Final = 60
 RESULT: Final = 64
 """Characters of what came of a request, in the drawing; the table has the rest."""
-ENDS: Final = {
-    "ok": "■",
-    "client": "□",
-    "server": "✘",
-    "lost": "?",
-    "left": "✂",
-    "unsent": "·",
-    "unknown": "■",
-}
+_KINDS: Final = ("ok", "client", "server", "lost", "left", "unsent", "unknown")
+ENDS: Final = dict(zip(_KINDS, "■□✘?✂·■", strict=True))
 LEGEND: Final = (
     "● sent · ▸ tokens that others wait for · ■ answered · □ refused · ✘ failed in the server · "
     "? never answered · ✂ its client goes away · ! fails"
@@ -80,28 +71,15 @@ def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequen
                 for one in over[: max(0, len(over) - barrier.count)]:
                     ended[one] = column
     columns = len(case.operations) + 1
-    letters = _letters(case)
     lanes = []
     for op in case.operations:
-        result = observed.get(op.id, "")
+        result, begin = observed.get(op.id, ""), sent[op.id]
         kind = kind_of(result)
-        end = ended.get(op.id, columns)
-        if kind == "lost":
-            end = columns
-        lanes.append(
-            Lane(
-                operation=op,
-                sent=sent[op.id],
-                end=max(end, sent[op.id] + 1),
-                kind=kind,
-                result=result,
-                images=list(dict.fromkeys(op.images)),
-                fails=op.id in failing,
-                marks=marks[op.id],
-            )
-        )
+        end = columns if kind == "lost" else max(ended.get(op.id, columns), begin + 1)
+        images, fails = list(dict.fromkeys(op.images)), op.id in failing
+        lanes.append(Lane(op, begin, end, kind, result, images, fails, marks[op.id]))
     kept = lanes if len(lanes) <= MAX_LANES else _kept(lanes)
-    return Sequence(kept, columns, letters, len(lanes) - len(kept))
+    return Sequence(kept, columns, _letters(case), len(lanes) - len(kept))
 
 
 def _kept(lanes: list[Lane]) -> list[Lane]:
@@ -147,10 +125,10 @@ def _letters(case: Case) -> dict[str, str]:
     """A short name for each image: its own if it is short, else A, B, … Z, A1, …"""
     if all(len(name) <= 8 for name in case.images):
         return {name: name for name in case.images}
-    found = {}
-    for number, name in enumerate(case.images):
-        found[name] = chr(65 + number % 26) + (str(number // 26) if number >= 26 else "")
-    return found
+    return {
+        name: chr(65 + number % 26) + (str(number // 26) if number >= 26 else "")
+        for number, name in enumerate(case.images)
+    }
 
 
 # ---------------------------------------------------------------------- as text
@@ -207,7 +185,7 @@ def picture(drawn: Sequence) -> Markup:
         for part in _lane(drawn, lane, TOP + LANE * number, step)
     ]
     title = f"{len(drawn.lanes)} requests in the order of their barriers, one lane each"
-    return svg(WIDTH, TOP + LANE * len(drawn.lanes) + FOOT, title, body)
+    return svg(TOP + LANE * len(drawn.lanes) + FOOT, title, body)
 
 
 def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Markup]:
@@ -245,7 +223,7 @@ def images_picture(drawn: Sequence, words: dict[str, str]) -> Markup:
         body += _mark(number, letter, x, y)
         body.append(text(x + 100, y + 15, words.get(name, ""), "tick"))
     rows = -(-min(len(drawn.letters), MAX_IMAGES) // 2)
-    return svg(WIDTH, 26 * rows + 8, f"{len(drawn.letters)} images", body)
+    return svg(26 * rows + 8, f"{len(drawn.letters)} images", body)
 
 
 def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:

@@ -4,8 +4,6 @@ No script, no style attribute: colours are classes of the page's style sheet. Al
 come from files: both are bounded here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -76,25 +74,19 @@ def title(tip: str) -> list[Markup]:
     return [tag("title", tip)] if tip else []
 
 
-def svg(width: float, height: float, label: str, body: Iterable[Markup]) -> Markup:
-    """The drawing. ``label`` says what it shows, for those who do not see it."""
-    box = f"0 0 {width:.0f} {height:.0f}"
-    return tag("svg", *body, cls="picture", viewBox=box, role="img", aria_label=label)
+def svg(height: float, label: str, body: Iterable[Markup], **more: str) -> Markup:
+    """The drawing, ``WIDTH`` wide. ``label`` says what it shows, for those who do not see it."""
+    box = f"0 0 {WIDTH} {height:.0f}"
+    named = more or {"aria_label": label}
+    return tag("svg", *body, cls="picture", viewBox=box, role="img", **named)
 
 
 def described(name: str, height: float, label: str, words: str, body: Iterable[Markup]) -> Markup:
     """A drawing whose label and description are elements of their own, called after ``name``."""
-    return tag(
-        "svg",
-        tag("title", label, id=f"{name}-title"),
-        tag("desc", words, id=f"{name}-desc"),
-        *body,
-        cls="picture",
-        viewBox=f"0 0 {WIDTH} {height:.0f}",
-        role="img",
-        aria_labelledby=f"{name}-title {name}-desc",
-        xmlns="http://www.w3.org/2000/svg",
-    )
+    ids = f"{name}-title", f"{name}-desc"
+    told = (tag("title", label, id=ids[0]), tag("desc", words, id=ids[1]))
+    more = {"aria_labelledby": " ".join(ids), "xmlns": "http://www.w3.org/2000/svg"}
+    return svg(height, label, [*told, *body], **more)
 
 
 def nice_step(width: float, count: int) -> float:
@@ -191,7 +183,7 @@ def steps(
         (up(line.points[-1][1]), number, f"{one_line(line.name, 22)} {line.points[-1][1]:,.0f}")
         for number, line in enumerate(drawn)
     )
-    return svg(WIDTH, base + 44, title, [*body, *end_labels(ends, LEFT + PLOT_W + 6)])
+    return svg(base + 44, title, [*body, *end_labels(ends, LEFT + PLOT_W + 6)])
 
 
 def _bounded(value: float) -> float:

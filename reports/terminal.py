@@ -164,13 +164,8 @@ class _Lines:
         self.add([b.Span(stack.title, tone="soft")])
         for number, frame in enumerate(stack.frames[:most]):
             where = f" ({frame.file}:{frame.line})" if frame.file else ""
-            self.add(
-                [
-                    "  ",
-                    b.Span(frame.function, "" if number else "strong"),
-                    b.Span(where, tone="soft"),
-                ]
-            )
+            name = b.Span(frame.function, "" if number else "strong")
+            self.add(["  ", name, b.Span(where, tone="soft")])
         if len(stack.frames) > most:
             self.add([b.Span(f"  … {len(stack.frames) - most} more frames", tone="soft")])
 

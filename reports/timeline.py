@@ -1,7 +1,5 @@
 """One chronological list of what happened, and sparklines of what the sampler saw."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -39,18 +37,10 @@ def lines(incident: Incident) -> list[Line]:
         if not (e.source == "client" and evidence.requests)
     ]
     for group in request_groups(evidence.requests):
-        first = group.first
-        many = f"{group.count} × {purpose(first.label)}" if group.count > 1 else first.label
+        at, phase = group.first.sent.mono - incident.created.mono, group.first.phase
         how = f"in {group.latency}" if group.kind != "lost" else f"after {group.latency}"
-        merged.append(
-            Line(
-                first.sent.mono - incident.created.mono,
-                first.phase,
-                "client",
-                f"{many}: {group.status} {how}",
-                {"ok": "info", "client": "warning"}.get(group.kind, "error"),
-            )
-        )
+        level = {"ok": "info", "client": "warning"}.get(group.kind, "error")
+        merged.append(Line(at, phase, "client", f"{group.what}: {group.status} {how}", level))
     return sorted((m for m in merged if sane(m.at)), key=lambda m: m.at)
 
 
@@ -81,6 +71,12 @@ class RequestGroup:
     kind: str
     latency: str
     ids: str
+
+    @property
+    def what(self) -> str:
+        """What for: a label, or several times their common purpose."""
+        label = self.first.label
+        return f"{self.count} × {purpose(label)}" if self.count > 1 else label
 
 
 def request_groups(requests: list[RequestRecord]) -> list[RequestGroup]:

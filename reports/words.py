@@ -1,14 +1,11 @@
 """The words and marks in which every format tells outcomes, truths, numbers and times."""
 
-from __future__ import annotations
-
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from mmrepro.base.records import HostFacts, Moment
-from mmrepro.base.units import duration
+from mmrepro.base.units import duration, sane as sane
 from mmrepro.failure.documents import (
     ClaimResult,
     ClaimStatus,
@@ -21,32 +18,11 @@ from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
 from mmrepro.reports.blocks import Block, Inline, Tone, code, row, slug, table, toned
 
-OUTCOME_WORDS: Final[dict[Outcome, str]] = {
-    Outcome.REPRODUCED: "Reproduced",
-    Outcome.DIFFERENT_FAILURE: "Different failure",
-    Outcome.NOT_REPRODUCED: "Not reproduced",
-    Outcome.INCONCLUSIVE: "Inconclusive",
-}
 OUTCOME_SENTENCES: Final[dict[Outcome, str]] = {
     Outcome.REPRODUCED: "This run reproduced it on {engine}",
     Outcome.DIFFERENT_FAILURE: "This run saw a different failure on {engine}",
     Outcome.NOT_REPRODUCED: "This run did not reproduce it on {engine}",
     Outcome.INCONCLUSIVE: "This run on {engine} is inconclusive",
-}
-FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
-    Fidelity.GPU: "the engine's own GPU build on a real GPU, as in production",
-    Fidelity.GPU_STAND_IN: "the engine's own GPU build on a real GPU, with a stand-in that answers "
-    "for its memory (listed below)",
-    Fidelity.CPU: "the engine's own CPU backend: its real server, scheduler and caches; "
-    "no GPU kernel ran",
-    Fidelity.CPU_STAND_IN: "the real engine on a CPU, behind stand-ins that replace its device "
-    "operations (listed below)",
-    Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also reorder device "
-    "work as a GPU stream would (listed below)",
-    Fidelity.IN_PROCESS: "the engine's real classes called in one process, without a server",
-    Fidelity.TEACHING_ENGINE: "mmrepro's own teaching engine: it shows what a fault planted in it "
-    "does, and nothing of another engine",
-    Fidelity.LIVE: "a live server that mmrepro did not start and only looked at",
 }
 TRUTHS: Final[dict[Truth, tuple[str, Tone]]] = {
     Truth.MET: ("✔ met", "good"),
@@ -93,13 +69,13 @@ def made_on(host: HostFacts, version: str) -> list[tuple[str, str]]:
 def fidelity_words(*fidelities: Fidelity | None) -> str:
     """Each one's name and what it means."""
     known = dict.fromkeys(one for one in fidelities if one is not None)
-    return "; ".join(f"{one}: {FIDELITY_WORDS[one]}" for one in known) or "unknown"
+    return "; ".join(f"{one}: {one.words}" for one in known) or "unknown"
 
 
 def stand_ins(given: Iterable[tuple[StandIn, str]], where: str) -> list[Block]:
     """A table of stand-ins. Each text stands in the column called ``where``."""
     rows = [(code(one.name), one.replaces, one.why, text) for one, text in given]
-    return table(["stand-in:name", "replaces", "why", where], rows, "stand-ins")
+    return table(f"stand-in:name | replaces | why | {where}", rows, "stand-ins")
 
 
 def claim_counts(given: Iterable[ClaimResult], one: str, several: str) -> Iterator[str]:
@@ -117,18 +93,13 @@ def claims(given: Iterable[ClaimResult], first: str, said: str, plural: str) -> 
         mark, word, tone = CLAIMS[one.status]
         cells = (toned(f"{mark} {word}", tone), one.observed, one.text, one.source)
         rows.append(row(*cells, status=word, anchor=slug(f"{said}-{one.id}")))
-    return table([f"{first}:name", "observed", said, "source:name"], rows, plural)
-
-
-def outcome(outcome: Outcome) -> str:
-    """Within a sentence."""
-    return OUTCOME_WORDS[outcome].lower()
+    return table(f"{first}:name | observed | {said} | source:name", rows, plural)
 
 
 def attempt(attempt: Attempt, none: str) -> str:
     """What came of a run; ``none``: it has no verdict."""
     if attempt.outcome is not None:
-        return outcome(attempt.outcome)
+        return attempt.outcome.words
     return f"{none} ({attempt.lost})" if attempt.lost else none
 
 
@@ -160,11 +131,6 @@ def effective_words(mitigation: MitigationFacts) -> str:
         False: "did not prevent it",
         None: "applied; its effect could not be told",
     }[mitigation.effective]
-
-
-def sane(number: float) -> bool:
-    """A number that a picture can be drawn of: finite, and of a size that runs produce."""
-    return math.isfinite(number) and abs(number) < 1e12
 
 
 def span(values: Iterable[float]) -> str:

@@ -35,16 +35,16 @@ from _plants import KINDS, Plant, drawn
 from mmrepro.base.records import Setting
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents import EVIDENCE_DIR, Incident
+from mmrepro.failure.documents.finding import LoadedFinding
 from mmrepro.failure.documents.folder import write_incident
 from mmrepro.failure.documents.model import LogExcerpt
+from mmrepro.failure.documents.public import public
 from mmrepro.probes.data import LogsData, MetricsData, ProcessesData, StacksData
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
 from mmrepro.reports.documents import render
-from mmrepro.reports.finding import LoadedFinding
 from mmrepro.reports.incident import KIND
 from mmrepro.reports.issue_form import incident_issue
-from mmrepro.reports.public import public
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 from mmrepro.traffic.evidence.model import Event

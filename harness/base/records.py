@@ -110,15 +110,34 @@ class Fidelity(StrEnum):
 
     GPU = "gpu"
     GPU_STAND_IN = "gpu-stand-in"
-    """A GPU, whose memory a stand-in answers for."""
     CPU = "cpu"
     CPU_STAND_IN = "cpu-stand-in"
     EMULATED_STREAM = "emulated-stream"
     IN_PROCESS = "in-process"
     TEACHING_ENGINE = "teaching-engine"
-    """minivllm, wherever it runs: what its faults do says nothing of another engine."""
     LIVE = "live"
-    """A server that mmrepro did not start, only looked at."""
+
+    @property
+    def words(self) -> str:
+        """What it means."""
+        return _FIDELITIES[self]
+
+
+_FIDELITIES: Final = {
+    Fidelity.GPU: "the engine's own GPU build on a real GPU, as in production",
+    Fidelity.GPU_STAND_IN: "the engine's own GPU build on a real GPU, with a stand-in that answers "
+    "for its memory (listed below)",
+    Fidelity.CPU: "the engine's own CPU backend: its real server, scheduler and caches; "
+    "no GPU kernel ran",
+    Fidelity.CPU_STAND_IN: "the real engine on a CPU, behind stand-ins that replace its device "
+    "operations (listed below)",
+    Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also reorder device "
+    "work as a GPU stream would (listed below)",
+    Fidelity.IN_PROCESS: "the engine's real classes called in one process, without a server",
+    Fidelity.TEACHING_ENGINE: "mmrepro's own teaching engine: it shows what a fault planted in it "
+    "does, and nothing of another engine",
+    Fidelity.LIVE: "a live server that mmrepro did not start and only looked at",
+}
 
 
 class WheelFacts(Record):

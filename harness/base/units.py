@@ -1,10 +1,12 @@
-"""Sizes and lengths of time: read as people type them, printed for people and for an option."""
+"""Sizes and lengths of time: read as people type them, printed for people and for an option; and
+the few words and marks that all documents share."""
 
 from __future__ import annotations
 
 import math
 import re
 from decimal import Decimal
+from typing import Literal
 
 from mmrepro.base.errors import UsageError
 
@@ -111,3 +113,24 @@ def exact_size(count: int) -> str:
         if count and count % factor == 0:
             return f"{count // factor}{unit}"
     return str(count)
+
+
+Tone = Literal["", "good", "bad", "unsure", "soft"]
+"""What a text means to a reader; colours are made of it."""
+
+
+def count(number: int, word: str) -> str:
+    """``1 run``, ``3 runs``, ``2 queries``."""
+    if number == 1:
+        return f"1 {word}"
+    return f"{number:,} {word[:-1]}ies" if word.endswith("ry") else f"{number:,} {word}s"
+
+
+def slug(text: str) -> str:
+    """An anchor of ``text``: letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-") or "part"
+
+
+def sane(number: float) -> bool:
+    """A number that a picture can be drawn of: finite, and of a size that runs produce."""
+    return math.isfinite(number) and abs(number) < 1e12

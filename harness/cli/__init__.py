@@ -1,7 +1,5 @@
 """The command line. Only what ``--help`` needs is imported here."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import signal

@@ -26,31 +26,29 @@ def ablate(asked: AblateCommand) -> None:
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
     from mmrepro.campaign.ablate.session import Ablating, plan
-    from mmrepro.campaign.cluster.where import placed
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, finish
+    from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.console import console_for, emit
     from mmrepro.reports.ablation import KIND
     from mmrepro.reports.documents import keep
     from mmrepro.scenario.registry import load_scenario
 
     loaded = load_scenario(asked.scenario).with_variant(asked.variant)
-    console = console_for(asked)
     if asked.dry_run:
         expected = plan(loaded, asked)
-        emit(expected) if asked.json else print_plan(expected, console)
+        emit(expected) if asked.json else print_plan(expected, console_for(asked))
         return
     running = Ablating(loaded, asked, write=partial(keep, KIND))
     trials = TrialOptions(timeout_s=asked.run.timeout_s, start_mode=asked.run.start_mode)
-    with placed(asked.jobs, asked.ray) as where:
-        made = conduct(
-            running,
-            lambda say: where.places(say, trials, device=running.device),
-            console,
-            asked,
-            budget_s=asked.budget_s,
-        )
-    finish(asked, KIND, made, running.folder)
+    made = carry_out(
+        running,
+        KIND,
+        asked,
+        trials,
+        jobs=asked.jobs,
+        device=running.device,
+        budget_s=asked.budget_s,
+    )
     raise typer.Exit(_exit_code(made))
 
 

@@ -135,28 +135,10 @@ def _earlier(folder: Path, device: str, *, resume: bool) -> Acceptance | None:
 def _list(parts: Sequence[Part], device: Device, *, as_json: bool) -> None:
     """The parts with their steps and estimates."""
     from mmrepro.base.units import duration
+    from mmrepro.campaign.accept.judging import PartsDocument
 
     if as_json:
-        listed = [
-            {
-                "part": part.name,
-                "shows": part.shows,
-                "estimate_s": part.estimate_s(device),
-                "steps": [
-                    {
-                        "step": step.name,
-                        "title": step.title,
-                        "command": step.child.shown(device),
-                        "estimate_s": step.estimate_s if device in step.devices else 0,
-                        "needs": [str(one) for one in step.child.needs],
-                        "not_tested": "" if device in step.devices else step.why_not,
-                    }
-                    for step in part.steps
-                ],
-            }
-            for part in parts
-        ]
-        emit({"device": device, "parts": listed})
+        emit(PartsDocument(device=device, parts=[part.facts(device) for part in parts]))
         return
     from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks

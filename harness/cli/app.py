@@ -1,8 +1,6 @@
 """The root command. Each of its subcommands is imported when it is asked for: ``--help``, and a
 shell that completes a name, need none of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any

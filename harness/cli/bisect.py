@@ -27,9 +27,8 @@ def bisect(asked: BisectCommand) -> None:
     """
     from mmrepro.campaign.bisect.plan import field_of, plan
     from mmrepro.campaign.bisect.session import Bisecting
-    from mmrepro.campaign.cluster.where import placed
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, finish
+    from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import console_for, emit
     from mmrepro.reports.bisection import KIND
@@ -39,27 +38,26 @@ def bisect(asked: BisectCommand) -> None:
     loaded = load_scenario(asked.scenario).with_variant(asked.variant)
     if asked.by == "commit":
         use_index(asked.index)
-    console = console_for(asked)
     field = field_of(loaded, asked)
     if asked.dry_run:
         expected = plan(loaded, asked, field)
-        emit(expected) if asked.json else print_plan(expected, console)
+        emit(expected) if asked.json else print_plan(expected, console_for(asked))
         return
-    with placed(asked.jobs, asked.ray) as where:
-        running = Bisecting(loaded, asked, field, write=partial(keep, KIND))
-        trials = TrialOptions(
-            timeout_s=asked.run.timeout_s,
-            start_mode=asked.run.start_mode,
-            commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
-        )
-        made = conduct(
-            running,
-            lambda say: where.places(say, trials, device=field.device),
-            console,
-            asked,
-            budget_s=asked.budget_s,
-        )
-    finish(asked, KIND, made, running.folder)
+    running = Bisecting(loaded, asked, field, write=partial(keep, KIND))
+    trials = TrialOptions(
+        timeout_s=asked.run.timeout_s,
+        start_mode=asked.run.start_mode,
+        commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
+    )
+    made = carry_out(
+        running,
+        KIND,
+        asked,
+        trials,
+        jobs=asked.jobs,
+        device=field.device,
+        budget_s=asked.budget_s,
+    )
     raise typer.Exit(exit_code(made))
 
 
@@ -114,9 +112,7 @@ def exit_code(bisection: Bisection) -> ExitCode:
     nothing = (SideConclusion.NO_BOUNDARY, SideConclusion.NO_FAILURE)
     order = (ExitCode.AS_EXPECTED, ExitCode.NOT_AS_EXPECTED, ExitCode.INCONCLUSIVE)
     codes = [order[0]]
-    for side in (bisection.introduced, bisection.fixed):
-        if side is None:
-            continue
+    for _, side in bisection.sides:
         if side.conclusion in nothing:
             codes.append(order[1])
         elif side.conclusion is not SideConclusion.FOUND or not side.verified:

@@ -1,7 +1,5 @@
 """Shows an environment that is being built: one line that changes on a terminal, few off it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A campaign on the command line: its progress, and what is printed where it breaks off."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,9 +21,10 @@ from mmrepro.campaign.events import (
     json_lines,
 )
 from mmrepro.campaign.provisions import Say
+from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import Places
 from mmrepro.cli.building import Sparse
-from mmrepro.cli.console import emit, table_console
+from mmrepro.cli.console import console_for, emit, table_console
 from mmrepro.cli.progress import LiveView
 from mmrepro.reports.documents import Kind
 from mmrepro.reports.terminal import TONES
@@ -91,6 +90,34 @@ def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> 
     console = table_console(stderr=aside)
     page = kind.compose_at(made, str(folder)) if kind.compose_at else kind.compose(made)
     print_page(page, console, place, full=asked.full, quiet=quiet)
+
+
+def carry_out(
+    policy: Policy[DocumentT],
+    kind: Kind[DocumentT],
+    asked: Any,
+    trials: TrialOptions,
+    *,
+    jobs: int | None,
+    device: str = "cpu",
+    budget_s: float | None = None,
+) -> DocumentT:
+    """Run the campaign where ``jobs`` and ``asked.ray`` say, and print its end.
+
+    Raises as :func:`conduct`, and as ``placed``.
+    """
+    from mmrepro.campaign.cluster.where import placed
+
+    with placed(jobs, asked.ray) as where:
+        made = conduct(
+            policy,
+            lambda say: where.places(say, trials, device=device),
+            console_for(asked),
+            asked,
+            budget_s=budget_s,
+        )
+    finish(asked, kind, made, policy.folder)
+    return made
 
 
 def note(text: str) -> Note:

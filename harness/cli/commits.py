@@ -1,7 +1,5 @@
 """Where the wheels of single commits are, for the commands that take ``--index``."""
 
-from __future__ import annotations
-
 import os
 
 

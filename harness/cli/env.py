@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common, units
@@ -44,10 +44,9 @@ def list_(asked: EnvListCommand) -> None:
     Example: mmrepro env list
     """
     from mmrepro.base.machine.files import environments_root
-    from mmrepro.cli.console import table_console
+    from mmrepro.cli.console import table, table_console
     from mmrepro.engines.environments.spec import starts_seen
     from mmrepro.engines.environments.store import list_environments
-    from rich.table import Table
 
     stored = list_environments()
     if asked.json:
@@ -68,25 +67,17 @@ def list_(asked: EnvListCommand) -> None:
     if not stored:
         print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("engine", "device", "python", "as of", "used", "starts", "size", "own"):
-        right = heading in ("size", "own")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    rows = []
     for one in stored:
         facts = one.manifest
         unused = time.time() - one.last_used
-        table.add_row(
-            f"{facts.engine} {facts.release} {facts.commit[:12]}".rstrip(),
-            facts.device,
-            facts.python,
-            facts.resolved_until[:10],
-            f"{units.duration(unused)} ago" if unused >= 60 else "now",
-            _starts(one),
-            units.size(one.size.apparent),
-            units.size(one.size.own),
-        )
+        name = f"{facts.engine} {facts.release} {facts.commit[:12]}".rstrip()
+        used = f"{units.duration(unused)} ago" if unused >= 60 else "now"
+        row = (name, facts.device, facts.python, facts.resolved_until[:10], used, _starts(one))
+        rows.append((*row, units.size(one.size.apparent), units.size(one.size.own)))
+    heads = ("engine", "device", "python", "as of", "used", "starts", "size", "own")
     console = table_console()
-    console.print(table)
+    console.print(table(heads, rows, right=("size", "own")))
     console.print(f"in {environments_root()}; own: not shared with uv's cache", soft_wrap=True)
 
 
@@ -302,26 +293,9 @@ def wheelhouse(asked: WheelhouseCommand) -> None:
             progress=progress,
         )
     if asked.json:
-        print(json.dumps(_facts(made), indent=1))
+        print(json.dumps(made.facts(), indent=1))
     else:
         _print(made, asked.into)
-
-
-def _facts(made: Made) -> dict[str, Any]:
-    def described(packages: list[Planned]) -> list[dict[str, Any]]:
-        fields = ("name", "version", "origin", "why")
-        return [{f: getattr(one, f) for f in fields} | {"bytes": one.size} for one in packages]
-
-    return {
-        "engine": made.plan.spec.engine,
-        "release": made.plan.spec.release,
-        "device": made.plan.spec.device,
-        "resolved_until": made.plan.cutoff,
-        "packages": described(made.plan.packages),
-        "harness": described(made.harness),
-        "new_parts": made.new_parts,
-        "wheelhouse": made.house.model_dump(mode="json") if made.house else None,
-    }
 
 
 def _print(made: Made, into: Path) -> None:

@@ -6,21 +6,20 @@ import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common, units
-from mmrepro.base.errors import UsageError
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
-from mmrepro.failure.documents.here import LAST, LISTS, Here, here, place, places_of, unfinished
+from mmrepro.failure.documents.here import LAST, Here, place, places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from mmrepro.failure.documents.head import CampaignHead, Found, Head, Listed
+    from mmrepro.failure.documents.head import Head
+    from mmrepro.failure.documents.listing import Listing
     from rich.console import Console
 
 STYLES = {
@@ -79,141 +78,22 @@ def incidents(asked: IncidentsCommand) -> None:
 
     Example:  mmrepro incidents --scenario ghost-key-eviction --since 2d
     """
+    from mmrepro.failure.documents.listing import Wanted, find
+
     if asked.open_:
         _show(Path(asked.open_))
         return
-    wanted = _filter(asked)
-    rows, broken = here(asked.roots)
-    filtered = asked.engine or asked.release or asked.outcome
-    found: list[tuple[Here, Head]] = []
-    campaigns: list[tuple[Here, Listed]] = []
-    for one in rows:
-        head: Any = one.of.head
-        if one.kind != "incident":
-            if head is None or _of(head, asked.scenario, asked.since, filtered=filtered):
-                campaigns.append((one, one.of))  # type: ignore[arg-type]
-        elif wanted(head):
-            found.append((one, head))
+    wanted = Wanted(asked.scenario, asked.engine, asked.release, asked.outcome, asked.since)
+    found = find(asked.roots, wanted)
     if asked.json:
-        emit(
-            {
-                "found": len(found),
-                "incidents": [_fields(one, head) for one, head in found[: asked.limit]],
-                "campaigns": [_campaign(*one) for one in campaigns[: asked.limit]],
-                "unreadable": [{"folder": str(one.folder), "why": one.why} for one in broken],
-            }
-        )
+        emit(found.document(asked.limit))
     else:
-        _table(found, broken, campaigns, asked)
+        _table(found, asked)
 
 
-def _of(head: CampaignHead, scenario: str, since: str, *, filtered: object) -> bool:
-    """Whether a campaign is asked for; ``filtered``: by what only an incident has."""
-    from fnmatch import fnmatchcase
-
-    if filtered or (scenario and not fnmatchcase(getattr(head.scenario, "name", ""), scenario)):
-        return False
-    return not since or head.created.wall.timestamp() >= _time(since).timestamp()
-
-
-def _filter(asked: IncidentsCommand) -> Callable[[Head], bool]:
-    """Raises UsageError: a range or a time that is none."""
-    from fnmatch import fnmatchcase
-
-    begin = _time(asked.since) if asked.since else None
-    of_release = _releases(asked.release)
-
-    def wanted(head: Head) -> bool:
-        return (
-            fnmatchcase(head.scenario.name, asked.scenario or "*")
-            and asked.engine in ("", head.engine.name)
-            and of_release(head.engine.release)
-            and (not asked.outcome or head.outcome in asked.outcome)
-            and (begin is None or head.created.wall.timestamp() >= begin.timestamp())
-        )
-
-    return wanted
-
-
-def _releases(text: str) -> Callable[[str], bool]:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-    from packaging.version import InvalidVersion
-
-    if not text or text[0] not in "<>=!~":
-        return lambda release: not text or release == text
-    try:
-        known = SpecifierSet(text)
-    except InvalidSpecifier:
-        raise UsageError(
-            f"{text!r} is no range of releases.", hint=f"{LISTS} --release '>=0.14, <0.24'"
-        ) from None
-
-    def contains(release: str) -> bool:
-        try:
-            return known.contains(release, prereleases=True)
-        except InvalidVersion:
-            return False
-
-    return contains
-
-
-def _time(text: str) -> datetime:
-    from datetime import UTC, datetime, timedelta
-
-    try:
-        try:
-            when = datetime.fromisoformat(text.strip())
-        except ValueError:
-            when = datetime.now(UTC) - timedelta(seconds=units.parse_duration(text))
-    except UsageError:
-        raise UsageError(
-            f"{text!r} is no time.", hint=f"{LISTS} --since 2d, or --since 2026-11-22"
-        ) from None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
-
-
-def _fields(one: Here, head: Head) -> dict[str, Any]:
-    return {
-        "number": one.number,
-        "id": head.id,
-        "created": head.created.wall.isoformat(),
-        "scenario": head.scenario.name,
-        "variant": head.scenario.variant,
-        "engine": head.engine.name,
-        "release": head.engine.release,
-        "outcome": head.outcome,
-        "as_expected": head.as_expected,
-        "fidelity": head.fidelity.value,
-        "seconds": None if head.seconds is None else round(head.seconds, 2),
-        "failure": head.failure,
-        "command": head.command,
-        "folder": str(one.folder),
-    }
-
-
-def _campaign(one: Here, listed: Listed) -> dict[str, Any]:
-    head = listed.head
-    left = head is not None and unfinished(listed)
-    return {
-        "number": one.number,
-        "kind": one.kind,
-        "folder": str(one.folder),
-        "state": head.state if head else "unreadable",
-        "created": head.created.wall.isoformat() if head else "",
-        "what": head.what if head else "",
-        "why": listed.why or (head.failure if head else ""),
-        "command": head.command if head else "",
-        "resume": f"mmrepro resume {shlex.quote(str(one.folder))}" if left else "",
-    }
-
-
-def _table(
-    found: Sequence[tuple[Here, Head]],
-    broken: Sequence[Found],
-    campaigns: Sequence[tuple[Here, Listed]],
-    asked: IncidentsCommand,
-) -> None:
+def _table(listing: Listing, asked: IncidentsCommand) -> None:
     from mmrepro.base.text.sanitize import one_line
+    from mmrepro.failure.documents.listing import campaign_facts
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -223,7 +103,7 @@ def _table(
     def line(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False, soft_wrap=True)
 
-    limit = asked.limit
+    limit, found, campaigns = asked.limit, listing.incidents, listing.campaigns
     if found:
         _rows(found[:limit], console)
     if len(found) > limit:
@@ -231,14 +111,13 @@ def _table(
     if not found:
         where = one_line(", ".join(map(str, places_of(asked.roots))), 400) or "the current folder"
         line(f"No such incident below {where}.")
-    if broken:
+    if broken := listing.broken:
         first = one_line(f"{broken[0].folder}: {broken[0].why}", 400)
-        many = "incident" if len(broken) == 1 else "incidents"
-        line(f"{len(broken)} {many} could not be read, e.g. {first}")
+        line(f"{units.count(len(broken), 'incident')} could not be read, e.g. {first}")
     if campaigns:
         line("\nCampaigns", "bold")
     for one, listed in campaigns[:limit]:
-        fields = _campaign(one, listed)
+        fields = campaign_facts(one, listed)
         when = f"{listed.head.created.wall:%Y-%m-%d %H:%M}" if listed.head else "–"
         words = [str(one.number), when, one.kind, fields["what"] or fields["why"]]
         words += [fields["state"], fields["folder"]]
@@ -324,9 +203,6 @@ def _show(given: Path, *, only_print: bool = False) -> None:
 
 # ---------------------------------------------------------------- mmrepro resume
 
-IN_THE_PLAN = ("--scenario", "--night", "--shard")
-"""Options of a nightly run whose outcome is written down; no other kind has them."""
-
 
 @dataclass(frozen=True)
 class ResumeCommand(Command):
@@ -348,64 +224,9 @@ def resume(asked: ResumeCommand) -> None:
     """
     from mmrepro.base.text.sanitize import one_line
     from mmrepro.cli.app import app
+    from mmrepro.failure.documents.listing import resume_words
 
-    words = [*words_of(_left(asked.folder), asked.folder), *asked.more]
+    words = [*resume_words(asked.folder), *asked.more]
     typer.echo(one_line(shlex.join(["mmrepro", *words]), 2000), err=True)
     code = app(words, prog_name="mmrepro", standalone_mode=False)
     raise typer.Exit(code if isinstance(code, int) else 0)
-
-
-def _left(folder: Path) -> Listed:
-    """The newest campaign there that has something left. Raises UsageError: there is none."""
-    from mmrepro.base.machine.files import is_folder
-    from mmrepro.failure.documents.head import campaigns_in
-
-    if not is_folder(folder):
-        raise UsageError(f"There is no folder {folder}.", hint=LISTS)
-    found = list(campaigns_in(folder, {path.name for path in folder.iterdir()}))
-    for one in found:
-        if one.head is not None and unfinished(one):
-            return one
-    if not found:
-        raise UsageError(f"{folder} holds no campaign to go on with.", hint=LISTS)
-    if found[0].head is None:
-        raise UsageError(f"The {found[0].kind.name} in {folder} cannot be read: {found[0].why}.")
-    reports = {"matrix": "matrix report", "accept": "accept --again --out"}
-    report = reports.get(found[0].kind.words[0], "report")
-    raise UsageError(
-        f"The {found[0].kind.name} in {folder} is complete: nothing is left to run.",
-        hint=f"mmrepro {report} {shlex.quote(str(folder))}",
-    )
-
-
-def words_of(one: Listed, folder: Path) -> list[str]:
-    """The words that continue it in ``folder``, wherever that lies now.
-
-    Raises:
-        UsageError: what is written down there is no command of such a campaign.
-    """
-    assert one.head is not None
-    try:
-        program, *given = shlex.split(one.head.resume or one.head.command)
-    except ValueError:
-        program, given = "", []
-    kind = one.kind.words
-    if program != "mmrepro" or tuple(given[: len(kind)]) != kind:
-        raise UsageError(
-            f"What is written in {folder} does not say how to go on with its {one.kind.name}.",
-            hint=f"mmrepro {' '.join(kind)} --help",
-        )
-    named = kind[0] in ("replay", "fuzz")
-    with_value = {"--out", *(["--resume"] if named else IN_THE_PLAN)}
-    words, value = [], False
-    for word in given:
-        if word.partition("=")[0] in with_value:
-            value = "=" not in word
-        elif value or word == "--resume":
-            value = False
-        else:
-            # Documents have ~ in place of the home folder.
-            words.append(str(Path(word).expanduser()) if word.startswith("~") else word)
-    if named:
-        return [*words, "--resume", str(folder)]
-    return [*words, "--out", str(folder), *(["--resume"] if kind[0] != "ablate" else [])]

@@ -1,7 +1,5 @@
 """``mmrepro kv-budget``: memory and a setting in, blocks and the longest prompt out; and back."""
 
-from __future__ import annotations
-
 import typer
 from mmrepro.base.errors import ExitCode, UnwritableOutput
 from mmrepro.cli.options import command

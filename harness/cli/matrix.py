@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mmrepro.campaign.matrix.plan import DryRun
     from mmrepro.campaign.provisions import Say
     from mmrepro.campaign.work import Places
-    from mmrepro.failure.documents.ledger import Night, Planned
     from mmrepro.history.concerns import Quarantine
     from mmrepro.history.ledger import History, Ledger, NightRuns
     from rich.console import Console
@@ -62,7 +61,7 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     """Make the nightly run, or continue it, or print what it would be. Raises MmreproError."""
     from mmrepro.campaign.cluster.where import placed
     from mmrepro.campaign.matrix.options import MatrixFile, load
-    from mmrepro.campaign.matrix.plan import night_of, planned_of
+    from mmrepro.campaign.matrix.plan import dry_run_of, night_of, planned_of
     from mmrepro.campaign.matrix.session import begin, unfinished
     from mmrepro.failure.documents.ledger import LEDGER_FILE
     from mmrepro.history.ledger import Ledger, read
@@ -77,7 +76,9 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
             hint=f"mmrepro matrix run --resume --out {shlex.quote(str(folder))}",
         )
     if asked.dry_run:
-        return _dry_run(asked, given, settings, folder, console)
+        made = dry_run_of(asked, given, settings, folder)
+        emit(made) if asked.json else _print_dry_run(made, console)
+        return ExitCode.AS_EXPECTED
     planned, notes = ([], []) if asked.resume else planned_of(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
@@ -160,9 +161,9 @@ class Ended:
 
 def _print_ended(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
     from mmrepro.campaign.matrix.session import exit_code
+    from mmrepro.history.nightly import NightView, night_document
     from mmrepro.reports.blocks import count
-    from mmrepro.reports.night_json import night_document
-    from mmrepro.reports.nightly import HTML_FILE, NightView, compose
+    from mmrepro.reports.nightly import HTML_FILE, compose
     from mmrepro.reports.terminal import print_page
 
     night = ended.runs.night
@@ -203,43 +204,6 @@ def _excused(settings: MatrixRunCommand, runs: NightRuns, console: Console) -> Q
     for warning in loaded.warnings(list(runs.cells.values()), runs.night.created.wall):
         _line(console, warning, "yellow")
     return loaded
-
-
-def _dry_run(
-    asked: MatrixRunCommand,
-    given: MatrixFile,
-    settings: MatrixRunCommand,
-    folder: Path,
-    console: Console,
-) -> ExitCode:
-    from mmrepro.campaign.matrix.plan import dry_run, night_of, planned_of
-    from mmrepro.campaign.schedule import Estimates, Schedule
-    from mmrepro.failure.documents.ledger import LEDGER_FILE, NightState
-    from mmrepro.history.ledger import History, read
-
-    history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
-    notes: list[str] = []
-    night: Night
-    if asked.resume:
-        waiting = [r for r in history.nights if r.night.state is not NightState.COMPLETE]
-        if not waiting:
-            raise UsageError(f"{folder} has no night that is unfinished.")
-        night, cells = waiting[-1].night, list(waiting[-1].planned.values())
-    else:
-        cells, notes = planned_of(asked, given)
-        night = night_of(asked, settings)
-    runs = history.find(night.id)
-
-    def to_run(one: Planned) -> int:
-        attempts = runs.attempts_of(one.cell.id) if runs is not None else []
-        return Schedule(night.repeat, night.confirm).left(attempts, one)
-
-    made = dry_run(night.id, cells, to_run, Estimates(history), notes, night.shard)
-    if asked.json:
-        emit(made)
-    else:
-        _print_dry_run(made, console)
-    return ExitCode.AS_EXPECTED
 
 
 def _print_dry_run(made: DryRun, console: Console) -> None:
@@ -300,8 +264,9 @@ def report(asked: MatrixReportCommand) -> None:
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
     """
     from mmrepro.history.ledger import chosen_night
+    from mmrepro.history.nightly import NightView
     from mmrepro.reports.documents import render
-    from mmrepro.reports.nightly import KIND, NightView, compose, write_night
+    from mmrepro.reports.nightly import KIND, compose, write_night
     from mmrepro.reports.terminal import print_page
 
     history, chosen = chosen_night(asked.ledger, asked.night)
@@ -343,8 +308,8 @@ def diff(asked: MatrixDiffCommand) -> None:
     """
     from mmrepro.history.events import ALARMS, diff as find
     from mmrepro.history.ledger import chosen_night, read
+    from mmrepro.history.nightly import DiffDocument
     from mmrepro.reports.blocks import Paragraph, count
-    from mmrepro.reports.night_json import DiffDocument
     from mmrepro.reports.nightly import events_table
     from mmrepro.reports.terminal import print_blocks
 
@@ -389,7 +354,7 @@ def history(asked: MatrixHistoryCommand) -> None:
     Example:  mmrepro matrix history nights --scenario ghost-key-eviction
     """
     from mmrepro.history.ledger import read
-    from mmrepro.reports.night_json import history_document
+    from mmrepro.history.nightly import history_document
     from mmrepro.reports.nightly import history_blocks
     from mmrepro.reports.terminal import print_blocks
 

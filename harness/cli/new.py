@@ -1,14 +1,12 @@
 """``mmrepro new``: a scenario that runs, for somebody to fill in, or one that sends the case of a
 finding of ``mmrepro replay``."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
@@ -16,10 +14,6 @@ from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
-
-if TYPE_CHECKING:
-    from mmrepro.failure.documents.replay import Finding
-    from mmrepro.traffic.case.model import Case
 
 
 @dataclass(frozen=True)
@@ -140,7 +134,8 @@ def _from(asked: NewCommand) -> Written:
         UnwritableOutput: they cannot be written.
     """
     from mmrepro.base.machine.files import write_file
-    from mmrepro.reports.finding import load as load_finding
+    from mmrepro.failure.documents.finding import load as load_finding
+    from mmrepro.search.replay.scenario_file import scenario_facts
     from mmrepro.traffic.case.files import read_contents, write_case
 
     assert asked.source is not None
@@ -159,7 +154,7 @@ def _from(asked: NewCommand) -> Written:
             hint=f"mmrepro report {source}",
         )
     files = file, folder = asked.out / f"{asked.module}.py", asked.out / f"{asked.module}_case"
-    text = rendered(finding, case, name)
+    text = _filled("scenario_from.py.j2", scenario_facts(finding, case, name))
     contents = read_contents(case, found.folder)
 
     def write() -> None:
@@ -237,75 +232,3 @@ def _filled(template: str, facts: dict[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template(template).render(facts)
-
-
-# ---------------------------------------------------------------- the scenario of a finding
-
-
-def rendered(finding: Finding, case: Case, name: str) -> str:
-    """The text of the scenario file."""
-    from mmrepro import scenario
-    from mmrepro.engines.models.tiny import TINY
-    from mmrepro.reports import findings
-    from mmrepro.search.replay.known import signature_of
-
-    signature = signature_of(finding, case)
-    refused = [op.id for op in case.operations if finding.observed.get(op.id, "")[:1] == "4"]
-    until = next(
-        (op.id for op in case.operations if op.id in finding.operations), case.operations[-1].id
-    )
-    module = name.replace("-", "_")
-    calls = {_called(one) for one in (*signature.symptoms, *signature.causes)}
-    own = case.server.model in TINY
-    model = type(TINY[case.server.model if own else "qwen2-vl"]).__name__
-    names = {"Drive", "Scenario", "answered", "case_arrived", "play_case", "trigger_ended"}
-    names |= {*calls, model}
-    if signature.observed:
-        names |= {"Finding", "Requests", "symptom"}
-    if not signature.causes:
-        names |= {"Finding", "Logs", "cause"}
-    ordered = sorted(names, key=lambda name: (not name[0].isupper(), name))
-    facts = {
-        "title": _docstring(f"{findings.finding_title(finding)}."),
-        "said": _docstring(
-            f"{findings.observation(finding)}. Expected: {findings.expected(finding)}"
-        ),
-        "why": _docstring(_why(finding)),
-        "module": module,
-        "folder": f"{module}_case",
-        "cls": "".join(word.capitalize() for word in name.split("-")),
-        "name": name,
-        "engine": case.server.engine,
-        "release": case.server.release,
-        "model": model,
-        "foreign": "" if own else "FOLDER",
-        "max_model_len": case.server.max_model_len,
-        "server": repr(shlex.join(case.server.args)),
-        "env": repr(case.server.env) if case.server.env else "",
-        "patterns": repr({"exception": signature.pattern}) if signature.pattern else "",
-        "precondition": f"case_arrived({tuple(refused)!r}, {until!r})",
-        "symptoms": signature.symptoms,
-        "causes": signature.causes,
-        "observed": signature.observed,
-        "healthy": signature.healthy,
-        "imports": [name for name in ordered if name in vars(scenario)],
-        "more": [name for name in ordered if name not in vars(scenario)],
-    }
-    return _filled("scenario_from.py.j2", facts)
-
-
-def _called(expression: str) -> str:
-    return expression.partition("(")[0]
-
-
-def _why(finding: Finding) -> str:
-    if finding.known:
-        return f"as the known scenario {finding.known}: mmrepro show {finding.known}"
-    return f"unknown. In the replay its bucket is {finding.bucket}"
-
-
-def _docstring(text: str) -> str:
-    """On one line that no docstring ends at."""
-    from mmrepro.base.text.sanitize import one_line
-
-    return one_line(text, 300).replace("\\", "/").replace('"', "'")

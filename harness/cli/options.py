@@ -4,8 +4,6 @@ A value is taken from the command line, else from a variable, else from ``mmrepr
 incident or a campaign may be named by its number, its id or ``last``.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import types

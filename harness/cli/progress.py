@@ -1,7 +1,5 @@
 """Live progress: one line a stage with its time, the latest event below. Little off a terminal."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

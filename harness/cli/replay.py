@@ -73,18 +73,13 @@ def _conduct(
         begin: makes the session, and its folder.
         kind: of its document and its reports.
     """
-    from mmrepro.campaign.cluster.where import placed
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, finish
-    from mmrepro.cli.console import announce, console_for
+    from mmrepro.cli.campaign import carry_out
+    from mmrepro.cli.console import announce
     from mmrepro.engines import spec_for
 
-    console = console_for(asked)
     if not (asked.ray or asked.resume):
         announce(spec_for(asked.server.engine, asked.server.release), yes=asked.yes)
-    running = begin()
-    with placed(jobs, asked.ray) as where:
-        made = conduct(running, lambda say: where.places(say, TrialOptions()), console, asked)
-    finish(asked, kind, made, running.folder)
+    made = carry_out(begin(), kind, asked, TrialOptions(), jobs=jobs)
     failed = made.state == "failed"
     raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

@@ -16,7 +16,8 @@ from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
-    from mmrepro.reports.documents import BundleManifest, Kind
+    from mmrepro.failure.documents.stored import BundleManifest
+    from mmrepro.reports.documents import Kind
     from mmrepro.run.judge import Rejudged
 
 
@@ -28,8 +29,8 @@ def page_of(place: Path) -> Path:
         UsageError: it is a bundle.
     """
     from mmrepro.base.machine.files import is_file, is_folder
-    from mmrepro.reports import kind_of, write_reports
-    from mmrepro.reports.documents import is_bundle
+    from mmrepro.failure.documents.stored import is_bundle
+    from mmrepro.reports.documents import kind_of, write_reports
 
     if is_bundle(place):
         raise UsageError(
@@ -102,8 +103,8 @@ def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
     """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single failure."""
     from mmrepro.base.errors import UsageError
     from mmrepro.failure.documents import Incident
+    from mmrepro.failure.documents.finding import LoadedFinding
     from mmrepro.failure.documents.replay import Fuzz, Replay
-    from mmrepro.reports.finding import LoadedFinding
     from mmrepro.reports.issue_form import finding_issue, incident_issue
 
     if isinstance(loaded, Incident):
@@ -138,8 +139,15 @@ DOCUMENTS = {
     "acceptance": "mmrepro.failure.documents.acceptance:Acceptance",
     "replay": "mmrepro.failure.documents.replay:Replay",
     "fuzz": "mmrepro.failure.documents.replay:Fuzz",
-    "nightly": "mmrepro.reports.night_json:NightDocument",
+    "nightly": "mmrepro.history.nightly:NightDocument",
     "case": "mmrepro.traffic.case.model:Case",
+    "list": "mmrepro.tools.catalogue.documents:ListDocument",
+    "alive": "mmrepro.tools.catalogue.documents:AliveDocument",
+    "scenario": "mmrepro.tools.catalogue.documents:ScenarioDocument",
+    "claims": "mmrepro.tools.catalogue.claims:Claims",
+    "judge": "mmrepro.run.judge:JudgeDocument",
+    "accept-list": "mmrepro.campaign.accept.judging:PartsDocument",
+    "incidents": "mmrepro.failure.documents.listing:IncidentsDocument",
 }
 
 
@@ -196,14 +204,14 @@ def judge(asked: JudgeCommand) -> None:
     Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
     from mmrepro.reports import load
-    from mmrepro.run.judge import rejudge
+    from mmrepro.run.judge import JudgedAgain, JudgeDocument, rejudge
 
     judged: list[tuple[Path, Incident, Rejudged]] = []
     for path in asked.incidents:
         incident = load(path)
         judged.append((path, incident, rejudge(incident, _scenario(incident, asked.scenario))))
     if asked.json:
-        emit([_judged(*one) for one in judged])
+        emit(JudgeDocument(judged=[JudgedAgain.of(*one) for one in judged]))
     else:
         _print_judged(judged, every=asked.verbose)
     if any(found.differs for _, _, found in judged):
@@ -227,21 +235,6 @@ def _scenario(incident: Incident, given: str) -> Any:
     variant = incident.scenario.variant
     known = {one.variant for one in found.variants}
     return found.with_variant(variant if variant in known else "")
-
-
-def _judged(path: Path, incident: Incident, found: Rejudged) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "incident": str(path),
-        "scenario": incident.scenario.name,
-        "variant": incident.scenario.variant,
-        "then": found.then.outcome.value,
-        "now": found.now.outcome.value,
-        "differs": found.differs,
-        "explanation": found.now.explanation,
-        "parts": [asdict(part) for part in found.parts],
-    }
 
 
 def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool) -> None:
@@ -314,20 +307,20 @@ def bundle(asked: BundleCommand) -> None:
 
     from mmrepro.base.machine.files import is_file, is_folder
     from mmrepro.reports import incident as runs, replay as replays
-    from mmrepro.reports.bundle import write_bundle, write_replay_bundle
+    from mmrepro.reports.bundle import write_bundle
 
-    incident = asked.incident
-    folder = incident if is_folder(incident) else incident.parent
+    given = asked.incident
+    folder = given if is_folder(given) else given.parent
     target = asked.out or Path(f"{Path(os.path.realpath(folder)).name}.zip")
-    more: dict[str, Any] = {
-        "max_bytes": int(asked.max_mib * 2**20),
-        "secrets": _lines(asked.secrets_file) if asked.secrets_file else (),
-        "force": asked.force,
-    }
-    if incident.name == "replay.json" or is_file(incident / "replay.json"):
-        manifest = write_replay_bundle(folder, replays.KIND.load(incident), target, **more)
-    else:
-        manifest = write_bundle(folder, runs.load(incident), target, **more)
+    replay = given.name == "replay.json" or is_file(given / "replay.json")
+    manifest = write_bundle(
+        folder,
+        (replays.KIND if replay else runs.KIND).load(given),
+        target,
+        max_bytes=int(asked.max_mib * 2**20),
+        secrets=_lines(asked.secrets_file) if asked.secrets_file else (),
+        force=asked.force,
+    )
     if asked.json:
         facts = {"bundle": str(target), "bytes": target.stat().st_size}
         emit(facts | manifest.model_dump())

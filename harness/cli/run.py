@@ -102,10 +102,8 @@ def _document(incidents: list[Incident]) -> object:
     """The incident; of several the first with the gravest end, with every run's outcome in it."""
     import json
 
-    from mmrepro.failure.documents.folder import incident_json
-
     if len(incidents) == 1:
-        return incident_json(incidents[0])
+        return incidents[0].model_dump_json(indent=1)
     worst = max(incidents, key=lambda incident: _severity(_exit_code(incident)))
     runs = [
         {
@@ -115,7 +113,7 @@ def _document(incidents: list[Incident]) -> object:
         }
         for incident in incidents
     ]
-    return {**json.loads(incident_json(worst)), "runs": runs}
+    return {**json.loads(worst.model_dump_json(indent=1)), "runs": runs}
 
 
 def _print_repeats(incidents: list[Incident], console: Console) -> None:

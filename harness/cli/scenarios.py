@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
@@ -69,21 +69,30 @@ def list_scenarios(asked: ListCommand) -> None:
         return
     from mmrepro.scenario.registry import load_scenario, scenario_names
 
-    facts: list[dict[str, Any]] = []
-    for name in names or scenario_names():
+    found: list[Scenario | BrokenScenario] = []
+    named = list(names or scenario_names())
+    for name in named:
         try:
-            facts.append(_facts(load_scenario(name, conditions=False)))
+            found.append(load_scenario(name, conditions=False))
         except BrokenScenario as error:  # one broken plug-in does not hide the others
-            facts.append({"name": name, "error": error.message})
+            found.append(error)
     if asked.json:
-        emit(facts)
+        from mmrepro.tools.catalogue.documents import ListDocument, listed
+
+        facts = [
+            {"name": name, "error": one.message} if isinstance(one, BrokenScenario) else listed(one)
+            for name, one in zip(named, found, strict=True)
+        ]
+        emit(ListDocument(scenarios=facts))
         return
     rows = [("scenario", "engine", "affected", "default", "what happens")]
-    for one in facts:
-        title = one["error"] if "error" in one else one["title"]
-        title += f" ({one['variants']})" if one.get("variants") else ""
-        columns = [one.get(key, "") for key in ("engine", "affected", "default_release")]
-        rows.append((one["name"], *columns, title))
+    for name, one in zip(named, found, strict=True):
+        if isinstance(one, BrokenScenario):
+            rows.append((name, "", "", "", one.message))
+        else:
+            variants = ", ".join(v.variant for v in one.variants)
+            title = f"{one.title} ({variants})" if variants else one.title
+            rows.append((one.name, one.engine, one.affected_range, one.release, title))
     _print_rows(rows)
 
 
@@ -104,30 +113,6 @@ def _print_rows(rows: Sequence[Sequence[str]]) -> None:
         for cell in range(1 if number else len(cells)):
             cells[cell] = typer.style(cells[cell], bold=True)
         typer.echo("  ".join(cells))
-
-
-def _facts(loaded: Scenario) -> dict[str, Any]:
-    return {
-        "name": loaded.name,
-        "engine": loaded.engine,
-        "affected": loaded.affected_range,
-        "default_release": loaded.release,
-        "title": loaded.title,
-        "variants": ", ".join(v.variant for v in loaded.variants),
-        **_standing(loaded),
-    }
-
-
-def _standing(loaded: Scenario) -> dict[str, Any]:
-    """What a user observes, how bad that is, and what the engine's project says."""
-    upstream = loaded.upstream
-    facts = {name: getattr(upstream, name) for name in ("state", "release", "looked_up", "note")}
-    source = upstream.source.model_dump() if upstream.source else None
-    return {
-        "failure_class": loaded.failure_class,
-        "severity": loaded.severity,
-        "upstream": {**facts, "source": source},
-    }
 
 
 def _recorded(ledger: Path | None) -> list[RecordedRun]:
@@ -156,14 +141,10 @@ def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool, full: bo
     rows = standings(failures, newest)
     unknown = [] if names else strangers(runs, failures)
     if as_json:
-        emit(
-            {
-                "engines": [one.model_dump(mode="json") for one in newest],
-                "failures": [one.model_dump(mode="json") for one in rows],
-                "broken": {name: error.message for name, error in broken.items()},
-                "not_registered": unknown,
-            }
-        )
+        from mmrepro.tools.catalogue.documents import AliveDocument
+
+        why = {name: error.message for name, error in broken.items()}
+        emit(AliveDocument(engines=newest, failures=rows, broken=why, not_registered=unknown))
         return
     from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks
@@ -244,36 +225,9 @@ def show(asked: ShowCommand) -> None:
     conditions = loaded.conditions(RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0))
     live = {c.id for c in loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))}
     if asked.json:
-        emit(
-            {
-                **_facts(loaded),
-                "variant": loaded.variant,
-                "variants": [v.variant for v in loaded.variants],
-                "summary": loaded.summary,
-                "explanation": loaded.explanation,
-                "server_args": list(loaded.server_args),
-                "conditions": [
-                    {
-                        "id": c.id,
-                        "part": c.part,
-                        "statement": c.statement,
-                        "required": c.required,
-                        "live": c.id in live,
-                    }
-                    for c in conditions
-                ],
-                "mitigations": [
-                    {"name": m.name, "description": m.description, "release": m.release}
-                    for m in loaded.mitigations
-                ],
-                "options": dict(loaded.options),
-                "factors": [
-                    {"name": f.name, "failing": f.failing, "setting": f.setting, "claim": f.claim}
-                    for f in loaded.factors
-                ],
-                "references": [r.model_dump() for r in loaded.references],
-            }
-        )
+        from mmrepro.tools.catalogue.documents import shown
+
+        emit(shown(loaded, conditions, live))
         return
     from mmrepro.reports.terminal import print_page
 
@@ -370,7 +324,7 @@ def claims(asked: ClaimsCommand) -> None:
     """
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.scenarios.data import claims as file
-    from mmrepro.tools.catalogue.claims import load, words
+    from mmrepro.tools.catalogue.claims import Claims, load, words
 
     names = {load_scenario(name).name for name in asked.scenarios}
     found = [
@@ -379,7 +333,7 @@ def claims(asked: ClaimsCommand) -> None:
         if (not names or one.scenario in names) and asked.status in (None, one.judged.status)
     ]
     if asked.json:
-        emit({"claims": [one.model_dump(mode="json") for one in found]})
+        emit(Claims(claims=found))
         return
     from mmrepro.failure.documents import ClaimStatus
     from mmrepro.reports.blocks import Paragraph, count, table, toned
@@ -399,19 +353,8 @@ def claims(asked: ClaimsCommand) -> None:
         print_blocks([*table(heads, rows), Paragraph(text)], table_console())
         return
     heads = ["claim:name", "status:name", "what it says", "made in:name", "judged:name"]
-    print_blocks(
-        table(
-            heads,
-            [
-                (
-                    one.name,
-                    toned(words(one.judged.status), CLAIMS[ClaimStatus(one.judged.status)][2]),
-                    one.text,
-                    one.made_in,
-                    f"{one.judged.at.date()}",
-                )
-                for one in found
-            ],
-        ),
-        table_console(),
-    )
+    told = []
+    for one in found:
+        status = toned(words(one.judged.status), CLAIMS[ClaimStatus(one.judged.status)][2])
+        told.append((one.name, status, one.text, one.made_in, f"{one.judged.at.date()}"))
+    print_blocks(table(heads, told), table_console())

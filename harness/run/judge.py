@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.records import EVIDENCE_DIR
+from mmrepro.base.records import EVIDENCE_DIR, Document, Record
 from mmrepro.engines import ENGINES
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.failure.documents import (
@@ -38,6 +38,7 @@ from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenario.parts import SourceRef
 from mmrepro.traffic.evidence import Evidence
 from packaging.version import InvalidVersion, Version
+from pydantic import Field
 
 
 def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
@@ -166,6 +167,40 @@ class Rejudged:
     @property
     def changes(self) -> list[Change]:
         return [part for part in self.parts if part.differs]
+
+
+class JudgedAgain(Record):
+    """A recorded run, judged again, for machines."""
+
+    incident: Annotated[str, Field(description="its path, as it was given")]
+    scenario: str
+    variant: str
+    then: Outcome
+    now: Outcome
+    differs: Annotated[bool, Field(description="the verdict is another one")]
+    explanation: str
+    parts: list[dict[str, str]]
+
+    @classmethod
+    def of(cls, path: Path, incident: Incident, found: Rejudged) -> JudgedAgain:
+        return cls(
+            incident=str(path),
+            scenario=incident.scenario.name,
+            variant=incident.scenario.variant,
+            then=found.then.outcome,
+            now=found.now.outcome,
+            differs=found.differs,
+            explanation=found.now.explanation,
+            parts=[asdict(part) for part in found.parts],
+        )
+
+
+class JudgeDocument(Document):
+    """What ``mmrepro judge --json`` prints."""
+
+    document: Annotated[Literal["urn:mmrepro:judge:1"], Field(alias="$id")] = "urn:mmrepro:judge:1"
+    schema_version: Literal[1] = 1
+    judged: list[JudgedAgain]
 
 
 def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:

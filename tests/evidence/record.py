@@ -33,10 +33,9 @@ from mmrepro import __version__
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents import INCIDENT_FILE, Incident
-from mmrepro.failure.documents.folder import incident_json
+from mmrepro.failure.documents.stored import MANIFEST_FILE, BundledFile, BundleManifest
 from mmrepro.history import ledger
 from mmrepro.reports import load
-from mmrepro.reports.documents import MANIFEST_FILE, BundledFile, BundleManifest
 from mmrepro.run.judge import effect, facts_of, judge, note_effects
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import data
@@ -220,9 +219,9 @@ def places_in(text: str) -> list[str]:
 
 def packed_text(incident: Incident) -> str:
     redactor = Redactor()
-    text = incident_json(incident)
+    text = incident.model_dump_json(indent=1)
     redactor.reserve(text)
-    text = incident_json(redactor.redact_model(incident))
+    text = redactor.redact_model(incident).model_dump_json(indent=1)
     return without_places(text, incident.incident_dir) + "\n"
 
 

@@ -32,7 +32,7 @@ def judged(incidents: Mapping[str, Incident]) -> dict[str, Any]:
     with patch("mmrepro.reports.load", lambda path: incidents[path.name]):
         ran = CliRunner().invoke(app, ["judge", "--json", *incidents])
     assert ran.exit_code in (0, 1), ran.output
-    return {document["incident"]: document for document in json.loads(ran.output)}
+    return {document["incident"]: document for document in json.loads(ran.output)["judged"]}
 
 
 def row(document: Mapping[str, Any]) -> Row:

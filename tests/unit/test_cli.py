@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -216,9 +217,9 @@ def test_list_show_and_schema_print_one_json_document(here: Here) -> None:
         return json.loads(done.stdout)
 
     listed = document("list", "--json")
-    assert isinstance(listed, list)
-    assert {row["name"] for row in listed} >= set(SCENARIOS)
-    assert not any("error" in row for row in listed)
+    assert isinstance(listed, dict)
+    assert {row["name"] for row in listed["scenarios"]} >= set(SCENARIOS)
+    assert not any("error" in row for row in listed["scenarios"])
     for name in SCENARIOS:
         shown = document("show", name, "--json")
         assert isinstance(shown, dict)

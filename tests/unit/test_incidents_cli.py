@@ -187,6 +187,7 @@ def test_nothing_ran_here(here: Here) -> None:
     said = here("incidents")
     assert (said.returncode, said.stdout) == (0, "No such incident below the current folder.\n")
     assert json.loads(here("incidents", "--json").stdout) == {
+        "$id": "urn:mmrepro:incidents:1", "schema_version": 1,
         "found": 0, "incidents": [], "campaigns": [], "unreadable": [],
     }  # fmt: skip
 

@@ -29,7 +29,7 @@ def test_without_the_pack_it_is_unknown() -> None:
 
 @pytest.mark.usefixtures("known")
 def test_it_is_listed_and_shown() -> None:
-    listed = json.loads(runner.invoke(app, ["list", "--json"]).stdout)
+    listed = json.loads(runner.invoke(app, ["list", "--json"]).stdout)["scenarios"]
     mine = next(one for one in listed if one["name"] == "odd-image")
     assert (mine["engine"], mine["default_release"]) == ("minivllm", "0.1")
     assert len(listed) > 10  # the known ones beside it
@@ -44,7 +44,10 @@ def test_its_recorded_runs_are_judged_by_name() -> None:
     paths = [str(PACK / "recorded" / name) for name in ("fails.zip", "works.zip")]
     said = runner.invoke(app, ["judge", "--json", *paths])
     assert said.exit_code == 0, said.output
-    assert [one["now"] for one in json.loads(said.stdout)] == ["reproduced", "not-reproduced"]
+    assert [one["now"] for one in json.loads(said.stdout)["judged"]] == [
+        "reproduced",
+        "not-reproduced",
+    ]
 
 
 @pytest.mark.usefixtures("known")

@@ -16,7 +16,6 @@ from mmrepro.failure.documents import ClaimResult, ClaimStatus, Incident
 from mmrepro.failure.signature import Finding, Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.reports import load
-from mmrepro.reports.words import FIDELITY_WORDS
 from mmrepro.run.judge import effect, facts_of, judge
 from mmrepro.scenario import Scenario, claim
 from mmrepro.scenario.parts import PROJECTS
@@ -205,9 +204,9 @@ def test_a_gpu_whose_memory_is_made_up_is_no_gpu(
 
 
 def test_reports_say_what_it_is() -> None:
-    assert "teaching engine" in FIDELITY_WORDS[TEACHING]
-    assert "stand-in" in FIDELITY_WORDS[Fidelity.GPU_STAND_IN]
-    for said_of in (FIDELITY_WORDS[TEACHING], FIDELITY_WORDS[Fidelity.GPU_STAND_IN]):
+    assert "teaching engine" in TEACHING.words
+    assert "stand-in" in Fidelity.GPU_STAND_IN.words
+    for said_of in (TEACHING.words, Fidelity.GPU_STAND_IN.words):
         assert "production" not in said_of
 
 

@@ -22,9 +22,9 @@ from mmrepro.campaign.provisions import Bound
 from mmrepro.cli.app import app
 from mmrepro.engines.supervise import launch_order
 from mmrepro.failure.documents.folder import write_incident
+from mmrepro.failure.documents.stored import replace_file
 from mmrepro.probes.base import RawSink
 from mmrepro.reports import load
-from mmrepro.reports.documents import replace_file
 from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted

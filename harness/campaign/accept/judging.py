@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import mmrepro
 from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.machine.files import Device, digest
+from mmrepro.base.records import Document
 from mmrepro.base.units import duration
 from mmrepro.campaign.trial import incident_in
 from mmrepro.failure.documents import Incident
@@ -22,7 +23,7 @@ from mmrepro.failure.documents.acceptance import Row, Status
 from mmrepro.failure.signature import Outcome
 from mmrepro.reproducers import reproducer_path
 from mmrepro.tools.check import HostReport, Part as MachinePart
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 EVERYWHERE: frozenset[Device] = frozenset({"cpu", "cuda"})
 CPU_ONLY: frozenset[Device] = frozenset({"cpu"})
@@ -138,6 +139,17 @@ class Step:
     devices: frozenset[Device] = EVERYWHERE
     why_not: str = ""
 
+    def facts(self, device: Device) -> dict[str, Any]:
+        able = device in self.devices
+        return {
+            "step": self.name,
+            "title": self.title,
+            "command": self.child.shown(device),
+            "estimate_s": self.estimate_s if able else 0,
+            "needs": [str(one) for one in self.child.needs],
+            "not_tested": "" if able else self.why_not,
+        }
+
 
 @dataclass(frozen=True)
 class Part:
@@ -149,6 +161,25 @@ class Part:
 
     def estimate_s(self, device: Device) -> float:
         return sum(step.estimate_s for step in self.steps if device in step.devices)
+
+    def facts(self, device: Device) -> dict[str, Any]:
+        return {
+            "part": self.name,
+            "shows": self.shows,
+            "estimate_s": self.estimate_s(device),
+            "steps": [step.facts(device) for step in self.steps],
+        }
+
+
+class PartsDocument(Document):
+    """What ``mmrepro accept --list --json`` prints."""
+
+    document: Annotated[Literal["urn:mmrepro:accept-list:1"], Field(alias="$id")] = (
+        "urn:mmrepro:accept-list:1"
+    )
+    schema_version: Literal[1] = 1
+    device: str
+    parts: list[dict[str, Any]]
 
 
 def untested(step: Step, why: str) -> Row:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import mmrepro
@@ -21,6 +22,7 @@ from mmrepro.campaign.schedule import (
     CONFIRM,
     REPEAT,
     Estimates,
+    Schedule,
     environment_of,
     groups_of,
 )
@@ -28,7 +30,8 @@ from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments.build import existing
 from mmrepro.engines.environments.index import Listed, releases_of
 from mmrepro.engines.environments.spec import EnvironmentSpec
-from mmrepro.failure.documents.ledger import Cell, Night, Planned
+from mmrepro.failure.documents.ledger import LEDGER_FILE, Cell, Night, NightState, Planned
+from mmrepro.history.ledger import History, read
 from mmrepro.run.key import gpu_models
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario, scenario_names
@@ -322,6 +325,34 @@ def dry_run(
         download_bytes=sum(g.download_bytes for g in groups),
         notes=list(notes),
     )
+
+
+def dry_run_of(
+    asked: MatrixRunCommand, given: MatrixFile, settings: MatrixRunCommand, folder: Path
+) -> DryRun:
+    """What ``asked`` would run, with ``settings``, beside the ledger in ``folder``.
+
+    Raises:
+        UsageError: it is to go on with a night, and none is unfinished.
+        MmreproError: as ``planned_of``.
+    """
+    history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
+    notes: list[str] = []
+    if asked.resume:
+        waiting = [r for r in history.nights if r.night.state is not NightState.COMPLETE]
+        if not waiting:
+            raise UsageError(f"{folder} has no night that is unfinished.")
+        night, cells = waiting[-1].night, list(waiting[-1].planned.values())
+    else:
+        cells, notes = planned_of(asked, given)
+        night = night_of(asked, settings)
+    runs = history.find(night.id)
+
+    def to_run(one: Planned) -> int:
+        attempts = runs.attempts_of(one.cell.id) if runs is not None else []
+        return Schedule(night.repeat, night.confirm).left(attempts, one)
+
+    return dry_run(night.id, cells, to_run, Estimates(history), notes, night.shard)
 
 
 def planned_of(asked: MatrixRunCommand, given: MatrixFile) -> tuple[list[Planned], list[str]]:

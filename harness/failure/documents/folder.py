@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
 from typing import Literal
 
@@ -107,7 +106,7 @@ def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path
     Raises:
         NoSpace: there is no room there either.
     """
-    text = incident_json(redactor.redact_model(incident)) + "\n"
+    text = redactor.redact_model(incident).model_dump_json(indent=1) + "\n"
     try:
         write_file(folder / INCIDENT_FILE, text)
         return folder
@@ -121,23 +120,6 @@ def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path
                 hint="mmrepro env prune, then run again",
             ) from error
         return refuge
-
-
-def incident_json(incident: Incident) -> str:
-    """The incident as JSON, also where a text of it cannot be encoded as it is."""
-    try:
-        return incident.model_dump_json(indent=1)
-    except ValueError:  # a lone surrogate, from a folder's name or another process: no file has it
-        clean = _encodable(incident.model_dump())
-        return Incident.model_validate(clean).model_dump_json(indent=1)
-
-
-def _encodable(value: object) -> object:
-    if isinstance(value, str) and not isinstance(value, Enum):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
-    return [_encodable(item) for item in value] if isinstance(value, list) else value
 
 
 State = Literal["complete", "interrupted", "failed"]

@@ -27,27 +27,72 @@ class FindingClass(StrEnum):
     DEATH = "death"
     HANG = "hang"
     FAILING = "failing"
-    """The server lives, and fails every request from some moment on."""
     SERVER_ERROR = "server-error"
-    """An answer of 500 or above, or a broken connection of a server that lives on."""
     CROSS_TALK = "cross-talk"
-    """An answer depends on the content of other requests."""
     CACHE_BOUND = "cache-bound"
-    """More cached tokens than any earlier prompt shares with this one."""
     WRONG_ANSWER = "wrong-answer"
-    """Not what the same server answers with its caches and batching off."""
     CANARY = "canary"
-    """The canary's answer after the traffic is not the one before it."""
     PROTOCOL = "protocol"
     METRICS = "metrics"
-    """The server's counters contradict what the client saw."""
     RESIDUE = "residue"
-    """The idle server did not return to where it was: running, KV use, threads, files, memory."""
 
     @property
     def place(self) -> int:
         """Among all of them; the worst has 0."""
         return list(type(self)).index(self)
+
+    @property
+    def words(self) -> str:
+        """What is observed."""
+        return _CLASSES[self][0]
+
+    @property
+    def expected(self) -> str:
+        """What a sound engine does."""
+        return _CLASSES[self][1]
+
+
+_CLASSES: Final = {
+    FindingClass.START_FAILURE: ("the server does not start", "the server becomes ready"),
+    FindingClass.DEATH: ("the server dies", "the server lives on, whatever a client sends"),
+    FindingClass.HANG: ("a request is never answered", "every request is answered or refused"),
+    FindingClass.FAILING: (
+        "the server lives on and fails every request",
+        "what was answered once is answered again, whatever came between",
+    ),
+    FindingClass.SERVER_ERROR: (
+        "a request fails in the server",
+        "every request is answered, or refused with a 4xx",
+    ),
+    FindingClass.CROSS_TALK: (
+        "an answer depends on the content of other requests",
+        "an answer depends on its own request only",
+    ),
+    FindingClass.CACHE_BOUND: (
+        "more of a prompt is taken from the cache than was sent before",
+        "cached tokens are at most the longest prefix that an earlier request shares",
+    ),
+    FindingClass.WRONG_ANSWER: (
+        "an answer is not the one of the same server without caches",
+        "caches and batching do not change a greedy answer",
+    ),
+    FindingClass.CANARY: (
+        "the canary is answered otherwise after the traffic",
+        "the same request has the same answer, before and after",
+    ),
+    FindingClass.PROTOCOL: (
+        "an answer breaks the protocol",
+        "the answer is whole and agrees with itself",
+    ),
+    FindingClass.METRICS: (
+        "the server's counters contradict its answers",
+        "the counters agree with what the client sent and received",
+    ),
+    FindingClass.RESIDUE: (
+        "the idle server does not return to where it was",
+        "running, waiting, memory, threads and files return to the baseline",
+    ),
+}
 
 
 class Expectation(Record):
@@ -155,6 +200,27 @@ class Finding(Record):
         str, Field(description="folder of the incident that a look at the server gave, below")
     ] = ""
     limits: list[str] = []
+
+    @property
+    def title(self) -> str:
+        return f"{self.server.label}: {self.finding_class.words}"
+
+    @property
+    def known_name(self) -> str:
+        """The scenario and its variant, as ``mmrepro show`` takes them; empty: unknown."""
+        if not self.known:
+            return ""
+        return f"{self.known} ({self.known_variant})" if self.known_variant else self.known
+
+    @property
+    def observation(self) -> str:
+        """What was observed, without a full stop."""
+        return self.said.rstrip(".")
+
+    @property
+    def expectation(self) -> str:
+        """What a sound engine does, without a full stop."""
+        return (self.expected or self.finding_class.expected).rstrip(".")
 
 
 class PlayFacts(Record):

@@ -87,6 +87,13 @@ class Point(Record):
     fidelity: Fidelity | None = None
     runs: list[Attempt] = []
 
+    @property
+    def label(self) -> str:
+        """A release; of a commit its first digits, with the version that its wheel has."""
+        if not self.commit:
+            return self.name
+        return f"{self.commit[:12]} ({self.release})" if self.release else self.commit[:12]
+
 
 class Chance(Record):
     """One position of a boundary in the posterior."""
@@ -144,6 +151,16 @@ class Bisection(SearchDocument):
     points: Annotated[list[Point], Field(description="oldest first")] = []
     introduced: Side | None = None
     fixed: Side | None = None
+
+    @property
+    def sides(self) -> list[tuple[str, Side]]:
+        """Those that were asked for, each with its direction."""
+        both = (("introduced", self.introduced), ("fixed", self.fixed))
+        return [(direction, side) for direction, side in both if side is not None]
+
+    @property
+    def ran(self) -> list[Point]:
+        return [point for point in self.points if point.verdict is not None]
 
     def point(self, name: str) -> Point | None:
         return next((point for point in self.points if point.name == name), None)

@@ -30,6 +30,11 @@ class Outcome(StrEnum):
     NOT_REPRODUCED = "not-reproduced"
     INCONCLUSIVE = "inconclusive"
 
+    @property
+    def words(self) -> str:
+        """Within a sentence."""
+        return self.value.replace("-", " ")
+
 
 Part = Literal["precondition", "symptom", "cause", "flip"]
 """``precondition``: the trigger came as far as the failure needs it. ``flip``: a flipped factor

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from mmrepro.base.records import Fidelity, Record
+from mmrepro.base.records import Document, Fidelity, Record
 from mmrepro.failure.documents import ClaimStatus, Incident
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.tools.catalogue.recorded import ON_GPU, of_incident, shipped
@@ -50,7 +50,10 @@ class JudgedClaim(Record):
         return f"{self.scenario}:{self.id}"
 
 
-class Claims(Record):
+class Claims(Document):
+    document: Annotated[Literal["urn:mmrepro:claims:1"], Field(alias="$id")] = (
+        "urn:mmrepro:claims:1"
+    )
     schema_version: Literal[1] = VERSION
     claims: list[JudgedClaim]
 

@@ -15,6 +15,7 @@ from mmrepro.base.records import Record
 from pydantic import Field, StringConstraints, model_validator
 
 CASE_FILE = "case.json"
+SCRIPT_FILE = "reproduce.py"
 CASE_VERSION: Final = 1
 IMAGES_DIR = "images"
 """Beside ``case.json``: pictures kept by content."""
@@ -270,6 +271,10 @@ class ServerWanted(Record):
             'failure away; "": none'
         ),
     ] = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.engine} {self.release}".strip()
 
 
 class Origin(Record):

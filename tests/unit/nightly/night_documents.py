@@ -10,8 +10,9 @@ from typing import Any
 from made_nights import BEGAN
 from mmrepro.history.concerns import Quarantine
 from mmrepro.history.ledger import History
+from mmrepro.history.nightly import NightView
 from mmrepro.reports.documents import render
-from mmrepro.reports.nightly import KIND, NightView
+from mmrepro.reports.nightly import KIND
 from night_document import NEEDED, watch
 from night_issues import concerns_of
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hostile import HOSTILE
 from markdown_it import MarkdownIt
-from mmrepro.failure.documents.folder import incident_json
 from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine
@@ -34,7 +33,7 @@ def made(folder: Path, *cells: tuple[Cell, Outcome | None, list[Attempt]]) -> Hi
             path = f"incidents/n/{of.id}/run-{run.index}"
             (folder / path).mkdir(parents=True)
             incident = sample_incident() if run.outcome else partial_incident("failed")
-            (folder / path / "incident.json").write_text(incident_json(incident))
+            (folder / path / "incident.json").write_text(incident.model_dump_json(indent=1))
             history.take(run.model_copy(update={"incident": path, "key": of.id}))
     return history
 

@@ -24,10 +24,11 @@ from hypothesis import given, strategies as st
 from made_up_replay import SERVER, Expectation, finding, ghost_case, operation, replay
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import FindingClass
-from mmrepro.reports.replay_script import in_order, literal, script, server_steps
+from mmrepro.reports.replay_script import literal, script
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import Case, Collision, Content, Image, Near, Noise, Solid, Tiles
 from mmrepro.traffic.case.sending import body
+from mmrepro.traffic.case.typed import in_order, server_steps
 from mmrepro.traffic.drive import noise
 from PIL import Image as Pillow
 

@@ -23,9 +23,10 @@ from mmrepro.failure.documents.ledger import (
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.history.concerns import Entry, Quarantine
 from mmrepro.history.ledger import History
+from mmrepro.history.nightly import NightView
 from mmrepro.reports.blocks import Block
 from mmrepro.reports.documents import render
-from mmrepro.reports.nightly import KIND, NightView, compose
+from mmrepro.reports.nightly import KIND, compose
 from mmrepro.reports.terminal import print_blocks, print_page
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version

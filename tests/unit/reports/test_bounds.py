@@ -16,9 +16,9 @@ from mmrepro.cli.app import app
 from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.folder import write_incident
 from mmrepro.failure.documents.head import read_head
+from mmrepro.failure.documents.stored import BundleManifest, read_manifest
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
-from mmrepro.reports.documents import BundleManifest, read_manifest
 from mmrepro.traffic.evidence import Event, Evidence
 from simple_incident import incident
 from typer.testing import CliRunner

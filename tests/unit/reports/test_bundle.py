@@ -15,11 +15,10 @@ from hostile import plant
 from mmrepro.base.errors import BadIncident, UnwritableOutput, UsageError
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.folder import incident_json
+from mmrepro.failure.documents.public import LEFT_OUT
+from mmrepro.failure.documents.stored import is_bundle, read_manifest
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
-from mmrepro.reports.documents import is_bundle, read_manifest
-from mmrepro.reports.public import LEFT_OUT
 from rendered import markdown
 from sample import sample_incident
 from typer.testing import CliRunner
@@ -59,7 +58,7 @@ LOGGED = {
 def write_run(folder: Path, incident: Incident, raw: dict[str, str | bytes]) -> Path:
     evidence = folder / "run" / "evidence"
     evidence.mkdir(parents=True)
-    (folder / "run" / "incident.json").write_text(incident_json(incident))
+    (folder / "run" / "incident.json").write_text(incident.model_dump_json(indent=1))
     for name, text in raw.items():
         (evidence / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder / "run"
@@ -116,7 +115,8 @@ def test_nothing_planted_survives(tmp_path: Path) -> None:
 def test_the_search_would_find_them(tmp_path: Path) -> None:
     """The test above can fail: without redaction all of it is there."""
     text = (
-        incident_json(plant(sample_incident(), ALL, after=True))
+        plant(sample_incident(), ALL, after=True)
+        .model_dump_json(indent=1)
         .replace("\\n", "\n")
         .replace('\\"', '"')
     )
@@ -144,8 +144,8 @@ def test_it_is_listed_checksummed_and_read_back(tmp_path: Path) -> None:
 
 
 def test_a_long_log_keeps_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmrepro.reports.bundle.HEAD_BYTES", 100)
-    monkeypatch.setattr("mmrepro.reports.bundle.TAIL_BYTES", 200)
+    monkeypatch.setattr("mmrepro.failure.documents.public.HEAD_BYTES", 100)
+    monkeypatch.setattr("mmrepro.failure.documents.public.TAIL_BYTES", 200)
     log = "".join(f"line {n}\n" for n in range(1000))
     folder = write_run(tmp_path, sample_incident(), {"engine.log": log + "x" * 30_000})
     target, members = bundle(folder)

@@ -27,6 +27,7 @@ from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from made_up_replay import operation
 from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.cli.app import app
+from mmrepro.failure.documents.finding import LoadedFinding, load
 from mmrepro.failure.documents.replay import (
     FUZZ_FILE,
     REPLAY_FILE,
@@ -257,17 +258,17 @@ def test_a_finding_of_every_class_has_its_page(tmp_path: Path, kind: FindingClas
     if kind is FindingClass.START_FAILURE:
         case = case.keeping([])
     written(tmp_path, finding(case, kind), case=case)
-    loaded = one.load(tmp_path / "f1")
+    loaded = load(tmp_path / "f1")
     page = one.compose(loaded)
-    assert findings.CLASS_WORDS[kind] in page.title
+    assert kind.words in page.title
     texts = [words(b.text) for b in page.card if hasattr(b, "text")]
-    assert f"Expected: {findings.EXPECTED[kind]}." in texts
+    assert f"Expected: {kind.expected}." in texts
     assert "The same requests also show: metrics: the counter of prompts says 7" in texts
     assert page.counts[1] == "3 of 3 attempts (95%: 29% to 100%)"
     starts = kind is FindingClass.START_FAILURE
     assert bool(section(page, "The sequence")) is not starts
     assert (tmp_path / "f1" / "reproduce.py").exists() is not starts
-    assert "vllm serve ./tiny-model --max-model-len 2048" in loaded.steps[-1 - (not starts)]
+    assert "vllm serve ./tiny-model --max-model-len 2048" in one.steps_of(loaded)[-1 - (not starts)]
     limits = "\n".join(loaded.limits)
     assert "Two plays left each request out" in limits
     assert "A tiny random-weight model was served" in limits
@@ -276,7 +277,7 @@ def test_a_finding_of_every_class_has_its_page(tmp_path: Path, kind: FindingClas
 
 def test_a_findings_page_draws_its_sequence(tmp_path: Path, golden: Golden) -> None:
     written(tmp_path, finding())
-    loaded = one.load(tmp_path / "f1")
+    loaded = load(tmp_path / "f1")
     page = one.compose(loaded)
     requests = rows(page, "The sequence")[:5]
     assert [row[0] for row in requests] == ["r1", "r2", "r3", "r4", "r5"]
@@ -291,9 +292,10 @@ def test_a_findings_page_draws_its_sequence(tmp_path: Path, golden: Golden) -> N
     long = replace(loaded, finding=finding(stack=[f"frame {n}" for n in range(9)]))
     (stack,) = section(one.compose(long), "Where it stands")
     assert len(stack.frames) == 9  # type: ignore[union-attr]
-    assert loaded.sequence is not None
+    drawn = one.sequence_of(loaded)
+    assert drawn is not None
     lines = printed(page, full=True).splitlines()
-    assert {f"  {line}" for line in drawing(loaded.sequence).splitlines()} <= {*lines}
+    assert {f"  {line}" for line in drawing(drawn).splitlines()} <= {*lines}
     golden("finding.md", render(one.KIND, loaded, "md"))
     golden("finding.txt", printed(page))
 
@@ -349,9 +351,9 @@ def test_what_was_cut_short_has_reports(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_changes_no_finding(tmp_path: Path, text: str) -> None:
     written(tmp_path, finding())
-    loaded = one.load(tmp_path / "f1")
+    loaded = load(tmp_path / "f1")
 
-    def planted(given: str) -> one.LoadedFinding:
+    def planted(given: str) -> LoadedFinding:
         made = plant(loaded.finding, given)
         made.observed, made.operations = {"r1": given, "r5": "no answer in 6 s"}, ["r5"]
         return replace(loaded, replay=plant(loaded.replay, given), finding=made)
@@ -401,7 +403,7 @@ def test_a_folder_is_known_by_what_lies_in_it(
     (tmp_path / REPLAY_FILE).unlink()
     assert kind_of(tmp_path / "f1").name == "an incident"
     with pytest.raises(BadIncident, match="is no finding of a replay"):
-        one.load(tmp_path / "f1")
+        load(tmp_path / "f1")
     keep(fuzzing.KIND, whole_fuzz(), tmp_path)
     assert kind_of(tmp_path) is fuzzing.KIND
 

@@ -10,9 +10,9 @@ import pytest
 from finding_samples import finding, ghost_case, written
 from made_up_replay import SECRET, operation
 from mmrepro.cli.app import app
+from mmrepro.failure.documents.finding import load as load_finding
 from mmrepro.reports import load
-from mmrepro.reports.bundle import write_replay_bundle
-from mmrepro.reports.finding import load as load_finding
+from mmrepro.reports.bundle import write_bundle
 from mmrepro.reports.issue_form import (
     MAX_CHARS,
     Report,
@@ -113,7 +113,7 @@ def test_a_bundle_has_other_words_and_no_prompt(tmp_path: Path) -> None:
         case=private_case(),
     )
     target = tmp_path / "r.zip"
-    write_replay_bundle(folder, made, target)
+    write_bundle(folder, made, target)
     with zipfile.ZipFile(target) as archive:
         names = set(archive.namelist())
         texts = {name: archive.read(name).decode() for name in names}
@@ -143,7 +143,7 @@ def test_where_the_other_words_were_played_the_bundle_has_those(tmp_path: Path) 
     played.operations[1] = operation("r2", "r1.end", text="played words", images=("X",))
     write_case(played, tmp_path / "f1" / "anonymised")
     target = tmp_path / "r.zip"
-    write_replay_bundle(tmp_path, made, target)
+    write_bundle(tmp_path, made, target)
     with zipfile.ZipFile(target) as archive:
         assert "played words" in archive.read("f1/reproduce.py").decode()
         assert "were not played" not in archive.read("f1/report.md").decode()

@@ -143,9 +143,7 @@ def test_sides_that_found_nothing_are_named() -> None:
     assert page.badge.label == "Not found"
     assert page.subject.endswith("first bad: no boundary")
     commit = point("a" * 40, Outcome.REPRODUCED).model_copy(update={"commit": "a" * 40})
-    assert bisections.point_name(commit.model_copy(update={"release": "0.9"})) == (
-        "aaaaaaaaaaaa (0.9)"
-    )
+    assert commit.model_copy(update={"release": "0.9"}).label == ("aaaaaaaaaaaa (0.9)")
 
 
 # ---------------------------------------------------------------------------------- acceptance

@@ -13,10 +13,12 @@ from markdown_it import MarkdownIt
 from mmrepro.failure.documents.ledger import Cell, Planned
 from mmrepro.history.concerns import Entry, Quarantine
 from mmrepro.history.ledger import History
+from mmrepro.history.nightly import NightView
+from mmrepro.history.squares import LOOKS, Standing
 from mmrepro.history.states import State
 from mmrepro.reports import html as pages
-from mmrepro.reports.grid import LOOKS, Standing, chart, pace
-from mmrepro.reports.nightly import NightView, history_blocks, write_night
+from mmrepro.reports.grid import chart, pace
+from mmrepro.reports.nightly import history_blocks, write_night
 from night_samples import (
     SUBJECTS,
     Subject,

@@ -42,7 +42,7 @@ def test_a_missing_or_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         reports.load(tmp_path)
     (tmp_path / "incident.json").rmdir()
     (tmp_path / "incident.json").write_bytes(b" " * 100)
-    monkeypatch.setattr("mmrepro.reports.documents.MAX_BYTES", 99)
+    monkeypatch.setattr("mmrepro.failure.documents.stored.MAX_BYTES", 99)
     with pytest.raises(BadIncident, match="too large"):
         reports.load(tmp_path)
 

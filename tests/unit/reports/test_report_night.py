@@ -13,9 +13,10 @@ from mmrepro.failure.documents.ledger import Event, EventKind, NightState, Plann
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine
 from mmrepro.history.ledger import History
+from mmrepro.history.squares import LOOKS, Standing, affects
 from mmrepro.history.states import State
 from mmrepro.reports.blocks import Table, words
-from mmrepro.reports.grid import LOOKS, Standing, affects
+from mmrepro.reports.grid import band
 from mmrepro.reports.nightly import compose
 from night_samples import (
     FIRST,
@@ -167,8 +168,8 @@ def test_commits_of_one_release_are_columns_of_their_own() -> None:
 def test_the_declared_range_is_behind_the_releases_that_it_has() -> None:
     squares = [(cell(f"0.{n}.0"), None, []) for n in range(5)]
     [grid] = shown(one_night(*squares, affected=">=0.1,<0.4")).grids
-    band = grid.band(grid.rows[0])
-    assert {c.release: b for c, b in band.items()} == {
+    bands = band(grid, grid.rows[0])
+    assert {c.release: b for c, b in bands.items()} == {
         "0.1.0": "band first", "0.2.0": "band", "0.3.0": "band last"
     }  # fmt: skip
 

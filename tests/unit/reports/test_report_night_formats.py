@@ -13,10 +13,11 @@ from made_nights import night as night_of, written
 from mmrepro.base.records import Fidelity
 from mmrepro.failure.documents.ledger import Cell, Event, EventKind, Lost
 from mmrepro.history.ledger import read
+from mmrepro.history.nightly import NightDocument, history_document
+from mmrepro.reports import words
 from mmrepro.reports.blocks import Table
 from mmrepro.reports.documents import document_json, kind_of
-from mmrepro.reports.grid import outcome_words, report_href
-from mmrepro.reports.night_json import NightDocument, history_document
+from mmrepro.reports.grid import report_href
 from mmrepro.reports.nightly import (
     KIND,
     MARKDOWN_BYTES,
@@ -219,4 +220,4 @@ def test_the_kinds_of_loss_are_told_apart() -> None:
     c = cell()
     run = attempt(c, "n", 1, None, lost=Lost.UNLOADABLE, fidelity=Fidelity.CPU)
     [square] = shown(one_night((c, HEALTHY, [run]))).squares
-    assert outcome_words(square.attempts[0]) == "lost (unloadable)"
+    assert words.attempt(square.attempts[0], "lost") == "lost (unloadable)"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mmrepro.base import units
 from mmrepro.base.errors import EnvironmentBuildError, UsageError
@@ -50,6 +50,24 @@ class Made:
     harness: list[Planned]
     house: Wheelhouse | None
     new_parts: list[str]
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON can hold them."""
+        return {
+            "engine": self.plan.spec.engine,
+            "release": self.plan.spec.release,
+            "device": self.plan.spec.device,
+            "resolved_until": self.plan.cutoff,
+            "packages": [_facts(one) for one in self.plan.packages],
+            "harness": [_facts(one) for one in self.harness],
+            "new_parts": self.new_parts,
+            "wheelhouse": self.house.model_dump(mode="json") if self.house else None,
+        }
+
+
+def _facts(one: Planned) -> dict[str, Any]:
+    fields = ("name", "version", "origin", "why")
+    return {field: getattr(one, field) for field in fields} | {"bytes": one.size}
 
 
 def make(

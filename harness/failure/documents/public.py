@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +17,9 @@ from mmrepro.base.text.looks import callers, conversation
 from mmrepro.base.text.opaque import Span, names_a_digest
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor, names_a_secret
 from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.finding import LoadedFinding
 from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding, FindingClass
 from mmrepro.probes.data import LogsData, StacksData
-from mmrepro.reports.finding import LoadedFinding
 from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.case.files import read_case, read_contents, write_case
@@ -33,6 +36,14 @@ _QUOTED: Final = re.compile(r"""(['"])((?:\\.|(?!\1)[^\\]){3,4000})\1""")
 _HARMLESS: Final = re.compile(
     r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+ object at 0x[0-9a-f]+>|(['\"]?[0-9a-f]{16,64}['\"]?)"
 )
+
+
+HEAD_BYTES: Final = 256 << 10
+TAIL_BYTES: Final = 2 << 20
+"""Of a longer text only so much of its beginning and its end is kept."""
+MAX_LINE_CHARS: Final = 16 << 10
+MAX_DEPTH: Final = 100
+"""Of JSON that is looked through by its fields: py-spy's has five."""
 
 
 def redact_log(text: str, redactor: Redactor) -> str:
@@ -175,3 +186,71 @@ def _unspoken(finding: Finding, redactor: Redactor) -> Finding:
         finding.said, finding.known_why = hidden(finding.said), hidden(finding.known_why)
         finding.observed = {op: hidden(text) for op, text in finding.observed.items()}
     return redactor.redact_model(finding)
+
+
+# ------------------------------------------------------------------------------- a raw file
+
+
+class NotPublic(Exception):
+    """Why nothing of a file may go out."""
+
+
+def public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
+    """What of the file may go out, and what is missing of it. Raises NotPublic.
+
+    Args:
+        home: the folder that it lies in, without links.
+    """
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):  # opening a device may act
+            raise NotPublic("a link or no plain file")
+        # A link may take the file's place, or its folder's, before it is open.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            opened = Path(os.path.realpath(f"/proc/self/fd/{handle}"))
+            if opened != home / path.name:
+                raise NotPublic("a link leads to it")
+            size = os.fstat(handle).st_size
+            if b"\0" in file.read(4096):
+                raise NotPublic("not text")
+            file.seek(0)
+            raw = file.read(HEAD_BYTES + TAIL_BYTES)
+            note = ""
+            if size > len(raw):
+                head = raw[:HEAD_BYTES].rpartition(b"\n")[0]
+                file.seek(size - TAIL_BYTES)
+                tail = file.read(TAIL_BYTES).partition(b"\n")[2]
+                gap = size - len(head) - len(tail)
+                note = f"{gap} bytes in the middle are left out"
+                raw = head + f"\n[mmrepro: {note}]\n".encode() + tail
+    except OSError as error:
+        raise NotPublic(f"cannot be read: {error.strerror}") from error
+    text = raw.decode("utf-8", "replace")
+    if "-stacks-" in path.name:
+        if (dump := _json(text)) is None:
+            raise NotPublic(
+                "no JSON that can be read: the values of local variables cannot be left out"
+            )
+        text = json.dumps(harmless_locals(dump), indent=1)
+        note = "values of local variables are left out, numbers and digests apart"
+    elif path.suffix == ".json" and (document := _json(text)) is not None:
+        text = json.dumps(redactor.redact_value(document), indent=1, ensure_ascii=False)
+    lines = (
+        line if len(line) <= MAX_LINE_CHARS else line[:MAX_LINE_CHARS] + " [cut]"
+        for line in text.split("\n")
+    )
+    return redact_log("\n".join(lines), redactor), note
+
+
+def _json(text: str) -> Any:
+    """None: it is no JSON, or so deep that it is better taken for a text."""
+    with suppress(ValueError, RecursionError):
+        return document if _shallow(document := json.loads(text), MAX_DEPTH) else None
+    return None
+
+
+def _shallow(value: Any, most: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return most > 0 and all(_shallow(item, most - 1) for item in items)

@@ -1,0 +1,319 @@
+"""A nightly run with what the runs before it show, and as documents for machines.
+
+docs/nightly/README.md has the fields.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from mmrepro.base.records import Document
+from mmrepro.base.units import Tone, count, duration, sane
+from mmrepro.failure.documents.ledger import Cell, Event, Night, NightState
+from mmrepro.history.concerns import Concern, Quarantine, concerns
+from mmrepro.history.events import ALARMS, events as find_events
+from mmrepro.history.ledger import History, NightRuns
+from mmrepro.history.squares import (
+    EVENTS,
+    LOOKS,
+    Column,
+    Point,
+    Square,
+    Standing,
+    grids_of,
+    importance,
+    squares_of,
+)
+from mmrepro.history.states import State, settle
+from pydantic import Field
+
+NIGHTS: Final = 14
+"""In the trend: the newest ones."""
+NIGHT_WORDS: Final[dict[NightState, str]] = {
+    NightState.RUNNING: "still running, or killed",
+    NightState.COMPLETE: "complete",
+    NightState.INTERRUPTED: "interrupted",
+    NightState.OUT_OF_TIME: "out of time",
+}
+
+
+class Headline(NamedTuple):
+    """What a nightly run came to, in a few words."""
+
+    label: str
+    tone: Tone
+    note: str
+
+
+class NightView:
+    """A nightly run with what the runs before show. Every square has one state and one standing.
+
+    Attributes:
+        before: id of the nightly run before; empty: it is the first.
+        history: the ledger until this nightly run, which is its newest.
+        excused: the quarantine; its entries count by the day of the run.
+        folder: where reports of its runs may lie; None: nothing is linked.
+        shifts: what came out otherwise than in the run before and is no event.
+        notes: what is wrong with the quarantine: expired entries, those of no job.
+    """
+
+    def __init__(
+        self, history: History, runs: NightRuns, excused: Quarantine, folder: Path | None = None
+    ) -> None:
+        before = history.before(runs.night)
+        self.runs, self.excused, self.folder = runs, excused, folder
+        self.before = before[-1].night.id if before else ""
+        self.history = History([*before, runs])
+        self.events = sorted(runs.events or find_events(history, runs), key=importance)
+        of_cell: dict[str, list[Event]] = {}
+        for event in self.events:
+            of_cell.setdefault(event.cell, []).append(event)
+        self.grids = grids_of(squares_of(runs, excused, of_cell))
+        self.squares = [square for grid in self.grids for square in grid.squares]
+        self.trend: list[Point] = []
+        for past in [*before[-(NIGHTS - 1) :], runs]:
+            self._add(past.night.id, self.squares if past is runs else squares_of(past))
+        self.shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
+        self.notes = excused.warnings(runs.cells.values(), runs.night.created.wall)
+        self.states = Counter(square.state for square in self.squares)
+        self.standings = Counter(square.standing for square in self.squares)
+        self.by_id = {square.cell.id: square for square in self.squares}
+
+    def _add(self, night: str, squares: Sequence[Square]) -> None:
+        """Add a nightly run to the trends."""
+        lines: dict[str, list[Square]] = {}
+        for square in squares:
+            lines.setdefault(square.cell.line, []).append(square)
+        self.trend.append(Point(night, squares))
+        for row in (row for grid in self.grids for row in grid.rows):
+            row.trend.append(Point(night, lines.get(row.planned.cell.line, ())))
+
+    def standing(self, standing: Standing) -> list[Square]:
+        return [square for square in self.squares if square.standing is standing]
+
+    @cached_property
+    def badge(self) -> Headline:
+        counts = self.standings
+        parts = [
+            f"{counts[s]} {s.words}"
+            for s in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED)
+            if counts[s]
+        ]
+        tones = {EVENTS[event.what][1] for event in self.events}
+        unsure: Tone = "unsure" if parts or "unsure" in tones or not self.squares else "good"
+        tone: Tone = "bad" if counts[Standing.SURPRISE] or "bad" in tones else unsure
+        label = "All as expected" if tone == "good" else "As expected, but changed"
+        if parts or not self.squares:
+            label = ", ".join(parts) or "Nothing planned"
+        return Headline(label, tone, NIGHT_WORDS[self.runs.night.state])
+
+    @property
+    def changes(self) -> str:
+        found = len(self.events)
+        if not self.before:
+            first = "first nightly run of this ledger"
+            return f"{count(found, 'event')} in the {first}" if found else f"the {first}"
+        nothing = "no bug came or went" if self.shifts else "nothing changed"
+        return f"{count(found, 'change') if found else nothing} since {self.before}"
+
+    @property
+    def scale(self) -> str:
+        """How much was run."""
+        runs = self.runs.attempts
+        engines = ", ".join(grid.engine for grid in self.grids) or "nothing"
+        lines = count(sum(len(grid.rows) for grid in self.grids), "scenario line")
+        releases = count(sum(len(grid.columns) for grid in self.grids), "release")
+        took = duration(sum(run.seconds for run in runs if sane(run.seconds)))
+        return f"{lines} on {releases} of {engines}; {count(len(runs), 'run')}, together {took}."
+
+    @property
+    def warning(self) -> str:
+        """Empty where the nightly run is whole."""
+        state = self.runs.night.state
+        if state is NightState.COMPLETE:
+            return ""
+        missing = self.states[State.MISSING]
+        left = "have no run yet" if state is NightState.RUNNING else "did not run"
+        rest = f"; {missing} of {count(len(self.squares), 'job')} {left}" if missing else ""
+        return f"This nightly run is {NIGHT_WORDS[state]}{rest}."
+
+
+def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
+    """How jobs came out in the two nightly runs where they differ and no event says so."""
+    found: Counter[str] = Counter()
+    for name in now.planned.keys() - events:
+        state = LOOKS[settle(now.attempts_of(name)).state].word
+        then = "not planned then"
+        if name in before.planned:
+            then = LOOKS[settle(before.attempts_of(name)).state].word
+        found[f"{then} → {state}"] += then != state
+    found["not planned any more"] = len(before.planned.keys() - now.planned.keys())
+    return [f"{number} × {words}" for words, number in sorted(found.items()) if number]
+
+
+def strips_of(
+    history: History, scenario: str = "", *, jobs: bool = False
+) -> list[tuple[str, str, list[list[Square]]]]:
+    """Engine, name and, one nightly run after the other, the squares of each row or job."""
+    nights = history.nights
+    names: dict[str, Cell] = {}
+    found: dict[str, list[list[Square]]] = {}
+    for number, runs in enumerate(nights):
+        for square in squares_of(runs):
+            if scenario in ("", square.cell.scenario):
+                group = square.cell.id if jobs else square.cell.line
+                names[group] = square.cell
+                found.setdefault(group, [[] for _ in nights])[number].append(square)
+
+    def order(group: str) -> tuple[object, ...]:
+        cell = names[group]
+        return cell.engine, cell.row, Column(cell.release, cell.commit).order if jobs else (), group
+
+    def name(cell: Cell) -> str:
+        return f"{cell.row} on {Column(cell.release, cell.commit).label}" if jobs else cell.row
+
+    return [(names[g].engine, name(names[g]), found[g]) for g in sorted(names, key=order)]
+
+
+# --------------------------------------------------------------------------------- documents
+
+Facts = dict[str, Any]
+PLACE: Final = ("id", "line", "row", *Cell.model_fields)
+CAME: Final = (
+    *("state", "standing", "expected", "as_expected", "reproduced", "conclusive", "lost"),
+    *("fidelity", "seconds"),
+)
+JOB: Final = (*PLACE, *CAME, "title", "words", "expectation", "why", "low", "high")
+RUN: Final = ("index", "role", "outcome", "lost", "key", "incident", "command")
+VERDICT: Final = ("state", "why", "expected", "reproduced", "conclusive", "low", "high")
+CONCERN: Final = (
+    *("identity", "what", "text", "before", "changed", "since", "state", "over", "night"),
+)
+
+
+class NightDocument(Document):
+    """One nightly run; ``cells`` are its jobs."""
+
+    document: Annotated[Literal["urn:mmrepro:nightly:1"], Field(alias="$id")] = (
+        "urn:mmrepro:nightly:1"
+    )
+    schema_version: Literal[1] = 1
+    night: Night
+    before: str | None
+    headline: Facts
+    counts: Facts
+    shifts: list[str]
+    notes: list[str]
+    events: list[Facts]
+    cells: list[Facts]
+    warning: str
+    concerns: list[Facts]
+    nights: list[Facts]
+
+
+class NightsDocument(Document):
+    """Each job over the nightly runs, oldest first; one that did not plan it is left out."""
+
+    document: Annotated[Literal["urn:mmrepro:nightly-history:1"], Field(alias="$id")] = (
+        "urn:mmrepro:nightly-history:1"
+    )
+    schema_version: Literal[1] = 1
+    nights: list[str]
+    cells: list[Facts]
+
+
+class DiffDocument(Document):
+    """What changed from one nightly run to another."""
+
+    document: Annotated[Literal["urn:mmrepro:nightly-diff:1"], Field(alias="$id")] = (
+        "urn:mmrepro:nightly-diff:1"
+    )
+    schema_version: Literal[1] = 1
+    before: str
+    now: str
+    events: list[Event]
+
+
+def night_document(night: NightView) -> NightDocument:
+    runs = night.runs.attempts
+    past = (one.night for one in night.history.nights if one.attempts)
+    return NightDocument(
+        night=night.runs.night,
+        before=night.before or None,
+        headline={"tone": night.badge.tone, "label": night.badge.label, "text": night.changes},
+        counts={
+            "cells": len(night.squares),
+            "states": {state: night.states[state] for state in State},
+            "standings": {standing: night.standings[standing] for standing in Standing},
+            "runs": len(runs),
+            "seconds": round(sum(run.seconds for run in runs if sane(run.seconds)), 2),
+        },
+        shifts=night.shifts,
+        notes=night.notes,
+        events=[_event(event) for event in night.events],
+        cells=[_job(square) for square in night.squares],
+        warning=night.warning,
+        concerns=[_concern(night, concern) for concern in concerns(night.history).values()],
+        nights=[
+            {**_of(("id", "state", "every_h"), one), "began": one.created.wall.isoformat()}
+            for one in past
+        ],
+    )
+
+
+def history_document(history: History, scenario: str = "") -> NightsDocument:
+    names = [runs.night.id for runs in history.nights]
+    lines = []
+    for _, _, strip in strips_of(history, scenario, jobs=True):
+        known = [(name, group[0]) for name, group in zip(names, strip, strict=True) if group]
+        nights = [{"night": name, **_of(CAME, s, s.settled)} for name, s in known]
+        planned = known[-1][1].planned
+        place = {**_of(PLACE, planned.cell), "affected": planned.affected}
+        lines.append({**place, "nights": nights})
+    return NightsDocument(nights=names, cells=lines)
+
+
+def _of(names: tuple[str, ...], *sources: object) -> Facts:
+    """Each attribute of the first source that has it; numbers are rounded."""
+    found = {n: next(getattr(s, n) for s in sources if hasattr(s, n)) for n in names}
+    return {n: round(value, 4) if isinstance(value, float) else value for n, value in found.items()}
+
+
+def _job(square: Square) -> Facts:
+    entry, deciding = square.quarantine, square.deciding
+    return {
+        **_of(JOB, square, square.settled, square.cell),
+        "affected": square.planned.affected,
+        "quarantine": _of(("reason", "issue", "owner", "expires"), entry) if entry else None,
+        "deciding": deciding.index if deciding else None,
+        "runs": [
+            {**_of(RUN, run), "seconds": run.seconds if sane(run.seconds) else None}
+            for run in square.attempts
+        ],
+    }
+
+
+def _event(event: Event) -> Facts:
+    words, tone = EVENTS[event.what]
+    alarm = event.what in ALARMS
+    return {**event.model_dump(exclude={"kind"}), "words": words, "tone": tone, "alarm": alarm}
+
+
+def _concern(night: NightView, concern: Concern) -> Facts:
+    """What an issue needs: its subject, its last verdict, and what this nightly run shows."""
+    runs, when = concern.runs, night.runs.night.created.wall
+    tonight, verdict = concern.tonight, concern.settled
+    return {
+        **_of(CONCERN, concern, concern.event),
+        "cell": _of(PLACE, concern.cell),
+        "quarantined": night.excused.entry_for(concern.cell, when) is not None,
+        "verdict_of": concern.seen,
+        "verdict": _of(VERDICT, verdict) if verdict else None,
+        "tonight": _of(VERDICT, tonight) if tonight else None,
+        "says": (runs[-1].explanation or runs[-1].error) if runs else "",
+        "command": next((run.command for run in reversed(runs) if run.command), ""),
+    }

@@ -1,0 +1,104 @@
+"""What ``mmrepro list`` and ``mmrepro show`` print with ``--json``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal
+
+from mmrepro.base.records import Document
+from mmrepro.failure.signature import Condition
+from mmrepro.scenario import Scenario
+from mmrepro.tools.catalogue.standing import Newest, Standing
+from pydantic import Field
+
+Facts = dict[str, Any]
+
+
+class ListDocument(Document):
+    """The known failures; of one that cannot be loaded its name and why, as ``error``."""
+
+    document: Annotated[Literal["urn:mmrepro:list:1"], Field(alias="$id")] = "urn:mmrepro:list:1"
+    schema_version: Literal[1] = 1
+    scenarios: list[Facts]
+
+
+class AliveDocument(Document):
+    """What recorded runs show of the newest releases."""
+
+    document: Annotated[Literal["urn:mmrepro:alive:1"], Field(alias="$id")] = "urn:mmrepro:alive:1"
+    schema_version: Literal[1] = 1
+    engines: list[Newest]
+    failures: list[Standing]
+    broken: Annotated[dict[str, str], Field(description="scenario, and why it cannot be loaded")]
+    not_registered: Annotated[list[str], Field(description="recorded, and no scenario here")]
+
+
+class ScenarioDocument(Document):
+    """One failure mode."""
+
+    document: Annotated[Literal["urn:mmrepro:scenario:1"], Field(alias="$id")] = (
+        "urn:mmrepro:scenario:1"
+    )
+    schema_version: Literal[1] = 1
+    name: str
+    engine: str
+    affected: str
+    default_release: str
+    title: str
+    variants: list[str]
+    failure_class: str | None
+    severity: str | None
+    upstream: Facts
+    variant: str
+    summary: str
+    explanation: str
+    server_args: list[str]
+    conditions: list[Facts]
+    mitigations: list[Facts]
+    options: dict[str, str]
+    factors: list[Facts]
+    references: list[Facts]
+
+
+def listed(loaded: Scenario) -> Facts:
+    """What it is, what a user observes, how bad that is, and what the engine's project says."""
+    upstream = loaded.upstream
+    return {
+        "name": loaded.name,
+        "engine": loaded.engine,
+        "affected": loaded.affected_range,
+        "default_release": loaded.release,
+        "title": loaded.title,
+        "variants": ", ".join(v.variant for v in loaded.variants),
+        "failure_class": loaded.failure_class,
+        "severity": loaded.severity,
+        "upstream": {
+            **_of(upstream, "state", "release", "looked_up", "note"),
+            "source": upstream.source.model_dump() if upstream.source else None,
+        },
+    }
+
+
+def shown(
+    loaded: Scenario, conditions: Sequence[Condition], live: Collection[str]
+) -> ScenarioDocument:
+    """``live``: ids of the conditions that are judged on a live server."""
+    facts = {
+        **listed(loaded),
+        **_of(loaded, "variant", "summary", "explanation"),
+        "variants": [v.variant for v in loaded.variants],
+        "server_args": list(loaded.server_args),
+        "conditions": [
+            {**_of(c, "id", "part", "statement", "required"), "live": c.id in live}
+            for c in conditions
+        ],
+        "mitigations": [_of(m, "name", "description", "release") for m in loaded.mitigations],
+        "options": dict(loaded.options),
+        "factors": [_of(f, "name", "failing", "setting", "claim") for f in loaded.factors],
+        "references": [r.model_dump() for r in loaded.references],
+    }
+    return ScenarioDocument(**facts)
+
+
+def _of(given: object, *names: str) -> Facts:
+    return {name: getattr(given, name) for name in names}
