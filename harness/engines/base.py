@@ -155,6 +155,10 @@ class Engine(ABC):
     """A line that only this engine logs while it starts; a group "release" tells which."""
     start_lines: ClassVar[tuple[str, ...]] = (UVICORN_STARTS,)
     """Lines that it logs at each start, and only then, in that order."""
+    code: ClassVar[tuple[str, ...]] = ()
+    """Top folders of its files as stacks show them; (): some have none."""
+    ends_itself: ClassVar[str] = ""
+    """Expression of lines that it logs before it kills its own processes; "": it does not."""
     idle_loops: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that turn round and burn CPU while there is nothing to do."""
     step_functions: ClassVar[tuple[str, ...]] = ()

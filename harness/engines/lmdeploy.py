@@ -78,6 +78,7 @@ class LmdeployEngine(Engine):
     }
     """Below 0.18 it says nothing before the last one."""
     core_role: ClassVar[str] = "api_server"
+    code: ClassVar[tuple[str, ...]] = ("lmdeploy", "zmq", "PIL", "yaml")
     """One process does it all: HTTP, scheduling, the model (0.6.4 to 0.18.0 with one device)."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """0.6.4 has none; later ones have them with ``--enable-metrics``."""

@@ -45,6 +45,7 @@ class MinivllmEngine(Engine):
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"
+    code: ClassVar[tuple[str, ...]] = ("minivllm",)
     start_lines: ClassVar[tuple[str, ...]] = (log_mark,)
     step_functions: ClassVar[tuple[str, ...]] = ("step",)
     fatal_after_start: ClassVar[bool] = True

@@ -125,6 +125,7 @@ class SglangEngine(Engine):
         "cache-flushed": r"Cache flushed successfully",
     }
     log_mark: ClassVar[str] = r"server_args=(?:ServerArgs\(|\{'model_path')"
+    ends_itself: ClassVar[str] = r"^(?:kill_process_tree called: |SIGQUIT received\.)"
     start_lines: ClassVar[tuple[str, ...]] = (
         r"(?:^|\] )server_args=(?:ServerArgs\(|\{'model_path')",
         UVICORN_STARTS,

@@ -109,6 +109,7 @@ class VllmEngine(Engine):
     added_pattern: ClassVar[str] = r"Added request \S+"
     progress_pattern: ClassVar[str] = "EngineCore loop active|EngineCore waiting for work"
     log_mark: ClassVar[str] = r"Initializing a V\d LLM engine \(v(?P<release>[\w.+]+?)\)"
+    code: ClassVar[tuple[str, ...]] = ("vllm", "zmq", "PIL", "yaml")
     start_lines: ClassVar[tuple[str, ...]] = (
         r"(?:^|\] )vLLM (?:API )?server version |(?:^|\] )non-default args: ",
         r"(?:^|\] )Initializing a V\d LLM engine \(v",

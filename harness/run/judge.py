@@ -4,14 +4,14 @@ it the rule that decides, from the latencies of the gate, when silence counts as
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import EVIDENCE_DIR, Document, Record
-from mmrepro.engines import ENGINES
+from mmrepro.engines import ENGINES, get_engine
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.failure.documents import (
     ClaimResult,
@@ -31,12 +31,13 @@ from mmrepro.failure.signature import (
     decide,
     evaluate,
 )
+from mmrepro.failure.signature.coherence import Run, doubts
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.failure.signature.views import log_count
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenario.parts import SourceRef
-from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.evidence import Evidence, Held
 from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
@@ -46,10 +47,15 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
 
     The gate is judged again as well: a failed one makes the verdict inconclusive.
     """
+    doubts, evidence = held(evidence, facts)
     results = evaluate(scenario.conditions(facts), evidence)
     gate = guarded(scenario.gate_check, evidence)
     healthy = guarded(lambda seen: scenario.healthy_after(seen, facts), evidence)
-    outcome, why = decide(results, gate_passed=gate.truth is Truth.MET, healthy_after=healthy)
+    passed = gate.truth is Truth.MET and (facts.run is None or facts.run.passed is not False)
+    outcome, why = decide(results, gate_passed=passed, healthy_after=healthy)
+    if doubts:
+        told = "; ".join(f"{what}: {reason}" for what, reason in doubts.items())
+        outcome, why = Outcome.INCONCLUSIVE, f"the evidence does not belong together: {told}"
     expected, because = expectation(scenario, facts)
     return Verdict(
         outcome=outcome,
@@ -59,6 +65,13 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
         explanation=why,
         conditions=results,
     )
+
+
+def held(evidence: Evidence, facts: RunFacts) -> tuple[Mapping[str, str], Evidence]:
+    """``evidence`` against itself and what the run says of itself: what is doubted and why, and the
+    evidence of which a condition that reads something doubted is unknown."""
+    found = {} if facts.run is None else doubts(evidence, facts.run)
+    return found, Held.of(evidence, found) if found else evidence
 
 
 @dataclass(frozen=True)
@@ -129,6 +142,39 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
         deadline_s=incident.deadline_s or gate or FLOOR_S,
         flips=frozenset(flips) & known,
         gpus=frozenset(gpu.index for gpu in incident.host.gpu_facts if gpu.taken),
+        run=_run_of(incident, scenario),
+    )
+
+
+def _run_of(incident: Incident, scenario: Scenario) -> Run:
+    told, gate = incident.engine, incident.gate
+    variants = {one.variant for one in (scenario, *scenario.variants)}
+    known = "" if told.name in ENGINES else f"no engine is called {told.name}"
+    if told.name in ENGINES and told.name != scenario.engine:
+        known = f"the run is of {told.name}, the scenario of {scenario.engine}"
+    if incident.scenario.name == scenario.name and incident.scenario.variant not in variants:
+        known = f"{scenario.name} has no variant {incident.scenario.variant!r}"
+    engine = get_engine(scenario.engine)
+    latencies = gate.latencies_s if gate and not incident.evidence.never_ready else None
+    measured = [r.latency_s for r in incident.evidence.requests_in("gate") if r.answered]
+    rules = [gate.deadline_s] if gate and gate.deadline_s else []
+    if rules and measured:
+        rules.append(derive(measured).answer_s)
+    return Run(
+        engine=engine,
+        release=told.release,
+        known=known,
+        wheel=told.wheel.filename if told.wheel else "",
+        packages=tuple(told.packages),
+        command=tuple(told.command),
+        began=incident.created,
+        ended=incident.finished,
+        passed=gate.passed if gate else None,
+        latencies_s=None if latencies is None else tuple(latencies),
+        deadline_s=max(rules, default=None),
+        waited_s=incident.deadline_s,
+        sources=tuple((ref.file, ref.qualname) for ref in scenario.sources),
+        patterns={**engine.log_patterns, **scenario.log_patterns},
     )
 
 
@@ -214,8 +260,9 @@ def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:
             f"This incident holds no verdict: its state is {incident.state}.",
             hint="mmrepro report DIR shows what it holds",
         )
-    evidence, facts = incident.evidence, facts_of(incident, scenario)
-    now = judge(scenario, evidence, facts)
+    facts = facts_of(incident, scenario)
+    now = judge(scenario, incident.evidence, facts)
+    _, evidence = held(incident.evidence, facts)
     applied = [m for m in incident.mitigations if m.applied]
     told_now = effect(scenario, evidence, facts, now)
     before = _told(incident.verdict.conditions, incident.claims)
@@ -308,7 +355,7 @@ def note_judged(
 
     A scenario's table that fails leaves its part empty and a warning: the verdict stands.
     """
-    evidence = incident.evidence
+    evidence, (_, checked) = incident.evidence, held(incident.evidence, facts)
 
     def guarded(build: Callable[[], T], otherwise: T, name: str) -> T:
         try:
@@ -318,11 +365,11 @@ def note_judged(
             incident.failure_detail.append(why)
             return otherwise
 
-    incident.symptoms = guarded(lambda: scenario.symptom_rows(evidence, facts), [], "symptom_rows")
+    incident.symptoms = guarded(lambda: scenario.symptom_rows(checked, facts), [], "symptom_rows")
     exhibits: list[Exhibit] = guarded(lambda: scenario.exhibits(evidence, facts), [], "exhibits")
     incident.exhibits = with_pictures(exhibits, Path(incident.incident_dir) / EVIDENCE_DIR)
     incident.key_stack = guarded(lambda: scenario.key_stack(evidence), None, "key_stack")
-    incident.claims = guarded(lambda: scenario.claim_results(evidence, facts), [], "claims")
+    incident.claims = guarded(lambda: scenario.claim_results(checked, facts), [], "claims")
     incident.log_lines = log_excerpts(evidence, scenario)
     count_stand_ins(incident)
     if incident.verdict is not None:

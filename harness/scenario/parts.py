@@ -15,6 +15,7 @@ from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import Fidelity
 from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.failure.documents import ClaimStatus, Reference
+from mmrepro.failure.signature.coherence import Run
 from mmrepro.failure.signature.decide import Finding, Part, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -196,6 +197,8 @@ class RunFacts:
     """Names of the factors that are flipped."""
     gpus: frozenset[int] = frozenset()
     """Numbers of the GPUs that the run took, by PCI bus."""
+    run: Run | None = None
+    """What the run says of itself; its evidence is held against that. None: made-up evidence."""
 
     @property
     def version(self) -> Version:

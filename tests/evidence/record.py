@@ -346,7 +346,7 @@ def write_catalogue(found: dict[str, Incident]) -> None:
 def write_verdicts(found: dict[str, Incident]) -> None:
     """The table of verdicts, all judged again."""
     changed = {one.name: one.incident() for one in imposters()}
-    documents = verdicts.judged(changed)
+    documents = verdicts.judged(changed, by_conditions=True)
     verdicts.write(
         recordings=verdicts.recordings(verdicts.judged(found), found),
         imposters={name: verdicts.row(document) for name, document in documents.items()},

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import Incident
+from mmrepro.run import judge
 from mmrepro.run.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
 from typer.testing import CliRunner
@@ -27,9 +28,16 @@ Row = dict[str, Any]
 Rows = dict[str, Row]
 
 
-def judged(incidents: Mapping[str, Incident]) -> dict[str, Any]:
-    """Documents of one ``mmrepro judge --json`` of all incidents, by name."""
-    with patch("mmrepro.reports.load", lambda path: incidents[path.name]):
+def judged(incidents: Mapping[str, Incident], *, by_conditions: bool = False) -> dict[str, Any]:
+    """Documents of one ``mmrepro judge --json`` of all incidents, by name.
+
+    ``by_conditions``: alone, although the evidence may not belong together.
+    """
+    held = (lambda evidence, _: ({}, evidence)) if by_conditions else judge.held
+    with (
+        patch("mmrepro.reports.load", lambda path: incidents[path.name]),
+        patch.object(judge, "held", held),
+    ):
         ran = CliRunner().invoke(app, ["judge", "--json", *incidents])
     assert ran.exit_code in (0, 1), ran.output
     return {document["incident"]: document for document in json.loads(ran.output)["judged"]}

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.base.records import Record
-from mmrepro.traffic.evidence import Evidence, Missing, files_read
+from mmrepro.traffic.evidence import Evidence, Missing, doubts_read, files_read
 from pydantic import Field
 
 
@@ -122,11 +122,13 @@ def _judge(condition: Condition, evidence: Evidence) -> ConditionResult:
 
 
 def guarded(check: Checker, evidence: Evidence) -> Finding:
-    """What ``check`` finds, with the raw files that it read. Evidence that is missing, and a
-    checker that fails, make it unknown: never a verdict."""
-    with files_read() as files:
+    """What ``check`` finds, with the raw files that it read. Evidence that is missing or doubted,
+    and a checker that fails, make it unknown: never a verdict."""
+    with files_read() as files, doubts_read() as doubts:
         try:
             found = check(evidence)
+            if doubts:
+                return Finding.unknown("doubted: " + "; ".join(doubts), *files)
             return Finding(Truth(found.truth), found.observed, found.evidence or tuple(files))
         except Missing as missing:
             return Finding.unknown(str(missing), *files)

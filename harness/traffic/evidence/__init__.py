@@ -4,11 +4,13 @@ from mmrepro.traffic.evidence.model import (
     ChoiceSeen as ChoiceSeen,
     Event as Event,
     Evidence as Evidence,
+    Held as Held,
     ImageSent as ImageSent,
     Missing as Missing,
     Phase as Phase,
     ReproducerResult as ReproducerResult,
     RequestRecord as RequestRecord,
     SeriesPoint as SeriesPoint,
+    doubts_read as doubts_read,
     files_read as files_read,
 )

@@ -1,15 +1,15 @@
 """Everything that a run saw: what signatures judge and incidents keep."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from mmrepro.base.records import Moment, Record
 from mmrepro.probes.data import AnyProbeResult, ProbeData
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 Phase = Literal["start", "control", "gate", "trigger", "check", "after", "stop"]
 P = TypeVar("P", bound=ProbeData)
@@ -24,25 +24,36 @@ class Missing(Exception):
     once, in the evaluator."""
 
 
-_files: ContextVar[list[str] | None] = ContextVar("files", default=None)
+_Noted = ContextVar[list[str] | None]
+_files: _Noted = ContextVar("files", default=None)
+_doubted: _Noted = ContextVar("doubted", default=None)
 
 
 @contextmanager
-def files_read() -> Iterator[list[str]]:
-    """Collects the raw files (below ``evidence/``) behind what is asked of evidence meanwhile."""
+def _noting(kind: _Noted) -> Iterator[list[str]]:
     found: list[str] = []
-    token = _files.set(found)
+    token = kind.set(found)
     try:
         yield found
     finally:
-        _files.reset(token)
-        _note(found)
+        kind.reset(token)
+        _note(found, kind)
 
 
-def _note(files: list[str]) -> None:
-    found = _files.get()
+def files_read() -> AbstractContextManager[list[str]]:
+    """Collects the raw files (below ``evidence/``) behind what is asked of evidence meanwhile."""
+    return _noting(_files)
+
+
+def doubts_read() -> AbstractContextManager[list[str]]:
+    """Collects why what is read of :class:`Held` evidence meanwhile is doubted."""
+    return _noting(_doubted)
+
+
+def _note(names: Iterable[str], kind: _Noted = _files) -> None:
+    found = kind.get()
     if found is not None:
-        found += (name for name in files if name not in found)
+        found += (name for name in names if name not in found)
 
 
 class ImageSent(Record):
@@ -132,6 +143,19 @@ class RequestRecord(Record):
         return self.answered and self.stream and self.finish_reason is None
 
     @property
+    def told(self) -> str:
+        """Its line of the timeline: ``image X, too long: 400 in 0.05 s (…)``."""
+        if self.timed_out:
+            return f"{self.label}: no answer in {self.latency_s:.1f} s"
+        if self.left:
+            return f"{self.label}: the client went away after {self.latency_s:.2f} s"
+        status = "no HTTP answer" if self.status is None else str(self.status)
+        tail = f" ({self.error[:160]})" if self.error else ""
+        if self.cached_tokens is not None:
+            tail += f", {self.cached_tokens} of {self.prompt_tokens} prompt tokens cached"
+        return f"{self.label}: {status} in {self.latency_s:.2f} s{tail}"
+
+    @property
     def reply(self) -> str:
         """For people: the status, and the message of an error."""
         if self.timed_out:
@@ -200,6 +224,9 @@ class Evidence(Record):
         str, Field(description='why the run\'s own server was never ready; "": it was')
     ] = ""
 
+    def reads(self, what: str | None) -> None:
+        """Somebody reads ``what``: a kind of probe data, or a field."""
+
     def requests_in(self, *phases: Phase) -> list[RequestRecord]:
         return [r for r in self.requests if r.phase in phases]
 
@@ -218,7 +245,8 @@ class Evidence(Record):
             partial: also what a probe had when it failed or ran out of time. Good to show, never
                 to judge: half a log does not tell that a line is absent.
         """
-        for result in self.probes:
+        self.reads(data_type.model_fields["kind"].default)
+        for result in self.__dict__["probes"]:
             if (
                 isinstance(result.data, data_type)
                 and (result.ok or partial)
@@ -231,7 +259,8 @@ class Evidence(Record):
     def why_missing(self, probe: str, *phases: Phase) -> str:
         """Why there is no usable result of ``probe``: for a condition that is unknown."""
         ran = False
-        for result in self.probes:
+        self.reads(probe)
+        for result in self.__dict__["probes"]:
             if result.probe == probe and (not phases or result.phase in phases):
                 if not result.ok:
                     return f"probe {probe}: {result.status}: {result.reason}"
@@ -243,3 +272,34 @@ class Evidence(Record):
         if found is not None:
             _note([f"{name}.json"])
         return found
+
+
+class Held(Evidence):
+    """Evidence that was held against itself: whoever reads what is doubted of it, is noted.
+
+    ``_doubts``: why, by kind of probe data or by field; ``*``: all of it.
+    """
+
+    _doubts: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def of(cls, evidence: Evidence, doubts: Mapping[str, str]) -> "Held":
+        """The same evidence, not copied."""
+        held = cls.model_construct(**evidence.__dict__)
+        held._doubts = doubts
+        return held
+
+    def reads(self, what: str | None) -> None:
+        if what in ("probes", None):
+            fields = Evidence.model_fields
+            _note((w for name, w in self._doubts.items() if name not in fields), _doubted)
+        else:
+            _note((self._doubts[n] for n in (what, "*") if n in self._doubts), _doubted)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _FIELDS:
+            self.reads(name)
+        return super().__getattribute__(name)
+
+
+_FIELDS = frozenset(Evidence.model_fields)

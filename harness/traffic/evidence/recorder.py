@@ -49,7 +49,7 @@ class Recorder:
     def request(self, record: RequestRecord) -> None:
         with self._lock:
             self.evidence.requests.append(record)
-        self.event(describe(record), source="client", level=_level(record))
+        self.event(record.told, source="client", level=_level(record))
 
     def probe(self, result: AnyProbeResult) -> None:
         with self._lock:
@@ -64,19 +64,6 @@ class Recorder:
     def point(self, point: SeriesPoint) -> None:
         with self._lock:
             self.evidence.series.append(point)
-
-
-def describe(record: RequestRecord) -> str:
-    """One line: ``image X, too long: 400 in 0.05 s (…)``."""
-    if record.timed_out:
-        return f"{record.label}: no answer in {record.latency_s:.1f} s"
-    if record.left:
-        return f"{record.label}: the client went away after {record.latency_s:.2f} s"
-    status = "no HTTP answer" if record.status is None else str(record.status)
-    tail = f" ({record.error[:160]})" if record.error else ""
-    if record.cached_tokens is not None:
-        tail += f", {record.cached_tokens} of {record.prompt_tokens} prompt tokens cached"
-    return f"{record.label}: {status} in {record.latency_s:.2f} s{tail}"
 
 
 def _level(record: RequestRecord) -> Level:
