@@ -286,14 +286,58 @@ class GpuData(ProbeData):
 # ------------------------------------------------------------------ logs
 
 
+QUOTED_CHAR = "\N{MIDDLE DOT}"
+"""Stands for each character of a client's words in ``LogLine.own_words``: neither a letter, a digit
+nor a space."""
+
+
 class LogLine(Record):
+    """One line of a log, without what a collector put before it."""
+
     number: Annotated[int, Field(description="1-based line number in its file")]
     file: Annotated[str, Field(description="which of several files; empty: there is one")] = ""
-    process: Annotated[str, Field(description="e.g. EngineCore pid=123; empty if unmarked")] = ""
+    process: Annotated[
+        str,
+        Field(
+            description="as its mark says, innermost first of nested ones: EngineCore pid=123, "
+            "VllmWorker rank=2 pid=267, DP1 PP0; empty if unmarked"
+        ),
+    ] = ""
     level: str = ""
     time: Annotated[str, Field(description="as printed, e.g. 11-21 02:51:52; empty if none")] = ""
     source: Annotated[str, Field(description="e.g. v1/engine/core.py:1616")] = ""
     text: Annotated[str, Field(description="the message, ANSI codes removed, cut at 2000")]
+    when: Annotated[
+        float | None,
+        Field(
+            description="the time in seconds, comparable between lines of a log: since 1970 where "
+            "the year is printed or its collector's, else since 2000; None: no time"
+        ),
+    ] = None
+    pid: Annotated[int | None, Field(description="the process id in its mark")] = None
+    rank: Annotated[
+        str, Field(description="TP6, DP1 PP0, or 2 for a global rank; empty if it has none")
+    ] = ""
+    stream: Annotated[
+        str, Field(description="whose output it is: service, pod, host; empty: of one server")
+    ] = ""
+    engine: Annotated[
+        str, Field(description="the engine of whose lines it has the form; empty: any program's")
+    ] = ""
+    quoted: Annotated[
+        list[tuple[int, int]],
+        Field(description="spans of text that are a client's words: prompts, outputs, names"),
+    ] = []
+
+    @property
+    def own_words(self) -> str:
+        """``text`` with each character of a client's words replaced by ``QUOTED_CHAR``: all that
+        a pattern may be tried on."""
+        text = self.text
+        for begin, end in self.quoted:
+            end = min(end, len(text))
+            text = text[:begin] + QUOTED_CHAR * (end - begin) + text[end:]
+        return text
 
 
 class LogPattern(str):
@@ -303,13 +347,17 @@ class LogPattern(str):
     has such a text outside of its groups needs no declaration: that one is taken::
 
         LogPattern(r"(?:Value|Type)(?:Error|Warning): ", "Error: ", "Warning: ")
+
+    ``clients``: it asks what a client sent, and is tried on a client's words as well: never a sign
+    of what the engine did.
     """
 
     texts: tuple[str, ...]
+    clients: bool
 
-    def __new__(cls, expression: str, *texts: str) -> Self:
+    def __new__(cls, expression: str, *texts: str, clients: bool = False) -> Self:
         made = super().__new__(cls, expression)
-        made.texts = texts
+        made.texts, made.clients = texts, clients
         return made
 
 
@@ -320,6 +368,14 @@ WORKED = "worked"
 class LogsData(ProbeData):
     kind: Literal["logs"] = "logs"
     file: str
+    stream: Annotated[str, Field(description="as of a line; empty: all of them")] = ""
+    engine: Annotated[str, Field(description="by the form of its lines; empty: not known")] = ""
+    release: Annotated[str, Field(description="as its last start says it; empty: unknown")] = ""
+    engine_because: Annotated[str, Field(description="what says so")] = ""
+    servers: Annotated[
+        list[LogsData],
+        Field(description="each stream's own reading, where there are lines of several"),
+    ] = []
     bytes_read: int
     skipped_bytes: Annotated[
         int, Field(description="bytes at the file's start that were passed over: it is too large")

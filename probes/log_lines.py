@@ -3,69 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
 import numpy as np
 from mmrepro.probes.data import LogLine, LogPattern
+from mmrepro.probes.log_forms import ERROR_LEVELS, Reading, read_line, seconds, written
+from mmrepro.probes.log_wraps import ANSI, Bare
 from numpy.typing import NDArray
 
-MAX_TEXT_CHARS = 2000
 MAX_LINE_BYTES = 64 << 10
 """No more of a line than this is looked at: a base64 image can be a line of many megabytes."""
 
-ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_REDRAWN = re.compile(rb"(?:[^\r(]{0,400}(?:%\||it/s|s/it|\d%)[^\r]{0,400})?\r")
+"""A bar that is drawn again and again on one line: the last time counts."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
-_TIME = r"(?P<time>(?:\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"
-_PROCESS = re.compile(r"\((?P<process>[^()\s]+ pid=\d+)\) ?")
-
-_FORMS = (
-    # vLLM: ERROR 11-21 02:44:01 [v1/engine/core.py:1195] text
-    re.compile(rf"{_LEVEL} {_TIME} \[(?P<source>[^\]\n]{{1,200}})\] ?"),
-    # SGLang: [2025-11-21 02:44:01 TP0] text, or with a level and a colon before the text
-    re.compile(rf"\[{_TIME}(?P<source>)(?: [A-Z]+\d+)*\] (?:{_LEVEL}: )?"),
-    # LMDeploy: 2025-11-21 02:44:01,123 - lmdeploy - ERROR - engine.py:123 - text
-    re.compile(rf"{_TIME} - [\w.]+ - {_LEVEL} - (?:(?P<source>[\w./]+:\d+) - )?"),
-    # uvicorn: INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK
-    re.compile(rf"{_LEVEL}:(?P<time>)(?P<source>)\s+"),
-    # logging.basicConfig: ERROR:module:text
-    re.compile(rf"{_LEVEL}:(?P<time>)(?P<source>[\w.]+):"),
-)
-TRACEBACK = "Traceback (most recent call last)"
 
 
 def clean(raw: bytes) -> str:
     """``raw`` decoded, without ANSI codes and control characters, tabs as they are."""
-    raw = raw[:MAX_LINE_BYTES]
+    raw = raw[:MAX_LINE_BYTES].rstrip(b"\r")
     if b"\x1b" in raw:
         raw = ANSI.sub(b"", raw)
+    if b"\r" in raw and _REDRAWN.match(raw):
+        raw = raw[raw.rindex(b"\r") :]
     return _CONTROL.sub("", raw.decode("utf-8", "replace")).rstrip()
-
-
-def parse_line(number: int, line: str) -> LogLine:
-    """``line`` (cleaned) split into its prefix and its text; never raises."""
-    process, rest = "", line
-    if match := _PROCESS.match(line):
-        process, rest = match["process"], line[match.end() :]
-    for form in _FORMS:
-        if match := form.match(rest):
-            return LogLine(
-                number=number,
-                process=process,
-                level=match["level"] or "",
-                time=match["time"] or "",
-                source=match["source"] or "",
-                text=rest[match.end() :][:MAX_TEXT_CHARS],
-            )
-    return LogLine(number=number, process=process, text=rest[:MAX_TEXT_CHARS])
-
-
-def is_error(line: LogLine) -> bool:
-    return line.level in ("ERROR", "CRITICAL") or TRACEBACK in line.text
 
 
 # ------------------------------------------------------------------ patterns and their texts
@@ -143,12 +107,42 @@ def _has_surrogate(text: str) -> bool:
 
 # ------------------------------------------------------------------ blocks
 
-PREFIX = re.compile(
-    rb"\n\([^()\s]{1,120} pid=\d+\)|\n\x1b\[1;36m\([^()\s]{1,120} pid=\d+\)\x1b\[0;0m "
-)
+_MARKS = rb"(?:\([A-Za-z_][^()\n]{0,160} pid=\d+(?:, ip=[\d.a-fA-F:]+)?\) ?)+"
+PREFIX = re.compile(rb"\n" + _MARKS + rb"|\n(?:\x1b\[(?:1|0);36m" + _MARKS + rb"\x1b\[0;0m ?)+")
 """What begins a process's lines; vLLM colours it, up to 0.12 in files as well."""
 _OPENING, _NEWLINE, _ESCAPE = b"(\n\x1b"
+_BRACKET = 0x5B
+_INSIDE = re.compile(
+    rb"(?:(?:^|\n|it/s\]|s/it\]|\r)\[(?:[\d :T.-]{8,29} )?|(?:it/s\]|s/it\]|\r)\()"
+    rb"([A-Z_]+\d+(?: [A-Z_]+\d+){0,5}\] |"
+    rb"[A-Za-z_][^()\n]{0,160} pid=\d+(?:, ip=[\d.a-fA-F:]+)?\)"
+    rb"(?: ?\([^()\n]{0,160} pid=\d+\)){0,3})"
+)
+MAX_INSIDE = 256
+_NOBODY = re.compile(
+    rb"(?!Add|Abort|Finish|Free|Recei|Request|Generat|Conver|session|[Pp]rompt|[Tt]ext|[Mm]ess)"
+    rb"[^'\"`{}=:\\]{0,300}\Z"
+)
+"""The beginning of a message with nothing of a client's in it."""
+_SPEAKS = re.compile(rb"parser|serving|logger\.py|chat_|_router|protocol|/tool_|response|valid")
 _WORD = 8
+MAX_BEFORE = 1000
+"""So many lines before a line are asked whether it goes on with a client's words."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that is kept: its number in the log, what it says, and what its collector did."""
+
+    number: int
+    reading: Reading
+    bare: Bare | None = None
+
+    def record(self, near: datetime) -> LogLine:
+        if self.bare is None:
+            return self.reading.record(self.number, near)
+        when = seconds(self.bare.time, near)
+        return self.reading.record(self.number, near, self.bare.stream, when)
 
 
 class Block:
@@ -157,11 +151,26 @@ class Block:
     Attributes:
         before: how many lines of the log come before it.
         starts: offsets of the newlines with which lines begin.
+        bares: the lines as their collector's wrappings were taken off; None: they had none.
+        numbers: of each line where it is not counted on from ``before``.
     """
 
-    def __init__(self, data: bytes, before: int) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        before: int,
+        bares: Sequence[Bare] | None = None,
+        numbers: NDArray[np.int64] | None = None,
+        previous: Block | None = None,
+    ) -> None:
+        if previous is not None:
+            previous.previous = None  # no chain of them is kept
+        self.previous = previous
         self.data = data
         self.before = before
+        self.bares = bares
+        self.numbers = numbers
+        self._readings: dict[int, Reading] = {}
         self._bytes: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         self.starts: NDArray[np.int64] = np.flatnonzero(self._bytes == _NEWLINE)
 
@@ -197,9 +206,63 @@ class Block:
         end = len(self.data) if end < 0 else end
         return self.data[start + 1 : min(end, start + 1 + MAX_LINE_BYTES)]
 
-    def at(self, start: int) -> tuple[int, bytes]:
-        """Number in the log, and content, of the line that begins at ``start``."""
-        return self.before + int(self.starts.searchsorted(start)) + 1, self.content(start)
+    def index(self, start: int) -> int:
+        return int(self.starts.searchsorted(start))
+
+    def number(self, start: int) -> int:
+        """Number in the log of the line that begins at ``start``."""
+        index = self.index(start)
+        return self.before + index + 1 if self.numbers is None else int(self.numbers[index])
+
+    def reading(self, start: int) -> Reading:
+        """The line that begins there, by its form, and with what the lines before it say."""
+        return self._read(self.index(start))
+
+    def last(self) -> Reading | None:
+        """The last line, for what it says of the next block's first one."""
+        return self._read(len(self.starts) - 1) if len(self.starts) else None
+
+    def _read(self, index: int) -> Reading:
+        todo: list[tuple[int, Reading]] = []
+        before: Reading | None = None
+        while (before := self._readings.get(index)) is None:
+            if index < 0:
+                before = self.previous.last() if self.previous else None
+                break
+            one = self._alone(index)
+            todo.append((index, one))
+            # A line with a form of its own, and not the one before it's, goes on with nothing.
+            joined = self.bares is not None and self.bares[index].part
+            if len(todo) > MAX_BEFORE or not (one.bare or joined or self._repeats(index, one)):
+                break
+            index -= 1
+        for number, one in reversed(todo):
+            part = self.bares is not None and self.bares[number].part
+            if before and before.open and (part or one.goes_on(before)):
+                one.quote_all(form_too=part and not one.same_record(before))
+            self._readings[number] = before = one
+        assert before is not None
+        return before
+
+    def _alone(self, index: int) -> Reading:
+        one = read_line(clean(self.content(int(self.starts[index]))))
+        if self.bares is not None:
+            bare = self.bares[index]
+            if bare.logged and one.bare:
+                one.logged(bare.level, bare.time, bare.source)
+            one.process = one.process or bare.process
+        return one
+
+    def _repeats(self, index: int, one: Reading) -> bool:
+        """Whether the line before it begins in the same way."""
+        if index == 0:
+            last = self.previous.last() if self.previous else None
+            return last is not None and one.same_record(last)
+        head = one.line[: one.head]
+        before = self.content(int(self.starts[index - 1]))
+        if b"\x1b" not in before and not before.startswith(head.encode()):
+            return False
+        return clean(before[: 2 * len(head) + 64]).startswith(head)
 
     def line_starts(self, offsets: Sequence[int] | None) -> list[int]:
         """Where the lines that hold these offsets begin, in order, each once; None: every line.
@@ -212,9 +275,54 @@ class Block:
         starts: list[int] = self.starts[np.unique(lines)].tolist()
         return starts
 
-    def holding(self, offsets: Sequence[int] | None) -> Iterator[tuple[int, bytes]]:
-        """Number and content of these lines."""
-        return map(self.at, self.line_starts(offsets))
+    def place(self, start: int) -> Line:
+        """The line that begins there, to be kept."""
+        bare = None if self.bares is None else self.bares[self.index(start)]
+        return Line(self.number(start), self.reading(start), bare)
+
+    def time(self, start: int) -> str:
+        """The time of the line that begins there; its collector's where it prints none."""
+        own = timed(self, start).time
+        return own or ("" if self.bares is None else self.bares[self.index(start)].time)
+
+    def logged_errors(self) -> list[int]:
+        """Where lines begin of which a logger that writes JSON says that they are errors."""
+        bares = self.bares if isinstance(self.bares, list) else ()
+        return [int(self.starts[n]) for n, bare in enumerate(bares) if bare.level in ERROR_LEVELS]
+
+    def since(self, index: int) -> Block:
+        """From one of its lines on."""
+        data = self.data[int(self.starts[index]) :]
+        bares = None if self.bares is None else self.bares[index:]
+        numbers = None if self.numbers is None else self.numbers[index:]
+        return Block(data, self.before + index, bares, numbers)
+
+    def plainly(self, start: int, texts: Sequence[bytes]) -> bool:
+        """Whether one of ``texts`` stands in the line where nothing of a client's can be before it.
+        It is not decoded; False: it has to be read."""
+        line = self.content(start)
+        end = line.find(b"] ") + 2
+        if end < 2 or _SPEAKS.search(line, 0, end):
+            return False
+        at = min((at for text in texts if (at := line.find(text, end)) >= 0), default=-1)
+        return at >= 0 and _NOBODY.match(line, end, at) is not None
+
+    def inside(self) -> dict[str, int]:
+        """Where the last line of each process begins whose mark is not at its line's beginning:
+        one of SGLang's ranks, or glued to a bar."""
+        glued = b"](" in self.data or b"][" in self.data or b"\r" in self.data
+        if not glued and not np.count_nonzero(self._first == _BRACKET):
+            return {}
+        found: dict[str, int] = {}
+        for mark in [*{match[1] for match in _INSIDE.finditer(self.data)}][:MAX_INSIDE]:
+            at = len(self.data)
+            while (at := self.data.rfind(mark, 0, at)) >= 0:
+                start = self.line_starts([at])[0]
+                process = self.reading(start).process
+                if process and process.encode() in mark:
+                    found[process] = start
+                    break
+        return found
 
     def heads(self, known: Sequence[bytes]) -> tuple[dict[bytes, int], int, list[int]]:
         """Who wrote the lines, found eight bytes of a prefix at a time in all lines at once.
@@ -285,7 +393,7 @@ class Life:
             (start, stage)
             for stage, (pattern, texts) in enumerate(self._starts)
             for start in block.line_starts([offset for text in texts for offset in found[text]])
-            if pattern.search(clean(block.content(start)))
+            if pattern.search(block.reading(start).own)
         ]
         for start, stage in sorted(stages):
             # A later line of the same start begins nothing.
@@ -316,21 +424,6 @@ class Life:
         return "" if at is None else "older" if at < self._since else "newer"
 
 
-def timed(block: Block, start: int) -> LogLine:
+def timed(block: Block, start: int) -> Reading:
     """The head of the line that begins there, for its time."""
-    return parse_line(0, clean(block.content(start)[:HEAD_BYTES]))
-
-
-def written(time: str, near: datetime) -> datetime | None:
-    """What a log's time means; without a year, the one that brings it closest to ``near``."""
-    text = time.replace(",", ".").replace("T", " ").partition(".")[0]
-    if not text:
-        return None
-    candidates = []
-    bare = text.count("-") == 1
-    for year in (near.year - 1, near.year, near.year + 1) if bare else (0,):
-        try:
-            candidates.append(datetime.fromisoformat(f"{year}-{text}" if bare else text))
-        except ValueError:
-            continue
-    return min(candidates, key=lambda one: abs(one - near), default=None)
+    return read_line(clean(block.content(start)[:HEAD_BYTES]), words=False)

@@ -11,40 +11,57 @@ Alone::
 from __future__ import annotations
 
 import codecs
+import contextlib
+import copy
+import io
 import re
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import hyperscan
+import numpy as np
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
-from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.probes.log_files import BROKEN, PACKED, open_log, with_rotated
+from mmrepro.probes.data import LogLine, LogPattern, LogsData
+from mmrepro.probes.log_files import BROKEN, Decoded, Packed, logs_in, open_log, with_rotated
+from mmrepro.probes.log_forms import UNKNOWN, has_form, is_error, written
 from mmrepro.probes.log_lines import (
-    ANSI,
     MAX_LINE_BYTES,
     NEAR,
     PREFIX,
     Block,
     Life,
+    Line,
     Pattern,
-    clean,
-    is_error,
-    parse_line,
     texts_of,
     timed,
+)
+from mmrepro.probes.log_wraps import (
+    ANSI,
+    MAX_STREAMS,
+    SAMPLE_LINES,
+    TEXT_ANSI_SIGNS,
+    Bare,
+    Lazy,
+    Peeler,
+    Stripped,
 )
 
 CHUNK_BYTES = 256 << 10
 """A block and what numpy makes of it stay in a core's own cache: 1 MiB takes 15 % longer."""
-PACKED_CHUNK_BYTES = 64 << 10
 MAX_ERRORS = 50
 MAX_STUCK = 50
 MAX_PROCESSES = 256
-_ERROR_TEXTS = (b"ERROR", b"CRITICAL", b"raceback (most recent call last)")
+MAX_FORMS = 100
+"""So many lines of an engine's form say whose log it is."""
+_ERROR_TEXTS = (
+    *(b"ERROR", b"CRITICAL", b"FATAL", b"raceback (most recent call last)"),
+    *(b"\nE0", b"\nE1", b"]:[E", b"\n[E "),  # c10's and glog's
+)
 
 
 class LogsProbe(Probe[LogsData]):
@@ -54,14 +71,15 @@ class LogsProbe(Probe[LogsData]):
 
     Args:
         paths: one file or several, compressed or not.
-        patterns: name -> expression searched in each whole line (without colours and control
-            characters); see :class:`mmrepro.probes.data.LogPattern`.
+        patterns: name -> expression searched in each line, from its program's own beginning of the
+            line on, a client's words blanked; see :class:`mmrepro.probes.data.LogPattern`.
         progress: an expression whose last match is the last sign of work done.
         first, last: how many matching lines of each pattern are kept from either end.
         max_bytes: of a larger file only that much of its end is read (``skipped_bytes``).
         added: lines of a new request; with ``progress`` they give those never scheduled.
         life: what an earlier start of the server wrote is passed over.
         rotated: each file's rotated predecessors are read before it.
+        marks: engine -> expression of a line that each of its starts logs; a group "release".
     """
 
     name = "logs"
@@ -83,7 +101,9 @@ class LogsProbe(Probe[LogsData]):
         added: Pattern | None = None,
         life: Life | None = None,
         rotated: bool = False,
+        marks: Mapping[str, Pattern] | None = None,
     ) -> None:
+        self.marks = marks
         self.paths = [Path(p) for p in ([paths] if isinstance(paths, Path | str) else paths)]
         self.patterns = dict(patterns or {})
         self.progress = progress
@@ -108,13 +128,13 @@ class LogsProbe(Probe[LogsData]):
             last=self.last,
             added=self.added,
             life=self.life,
+            marks=self.marks,
         )
         read = 0
-        files = [f for path in self.paths for f in (with_rotated(path) if self.rotated else [path])]
-        for path in dict.fromkeys(files):
+        for path in self._files():
             try:
                 with open_log(path) as stream:
-                    if self.max_bytes is not None and not isinstance(stream, PACKED):
+                    if self.max_bytes is not None and not isinstance(stream, Packed | Decoded):
                         skipped = max(0, path.stat().st_size - self.max_bytes)
                         self._skipped += stream.seek(skipped)
                     scanner.begin(str(path))
@@ -130,6 +150,15 @@ class LogsProbe(Probe[LogsData]):
             reasons = [why if file in why else f"{file}: {why}" for file, why in unread]
             raise Unavailable("; ".join(reasons) or "no log file was given")
         return self._found(scanner)
+
+    def _files(self) -> list[Path]:
+        """Each once; a folder's in the order of their last change, so without its rotated ones."""
+        files = [
+            file
+            for path in self.paths
+            for file in (with_rotated(path) if self.rotated and path.is_file() else logs_in([path]))
+        ]
+        return list(dict.fromkeys(files))
 
     def partial(self) -> LogsData | None:
         return self._found(self._scanner) if self._scanner else None
@@ -155,6 +184,23 @@ def scan(
         TimedOut: ``deadline`` (a ``time.monotonic()`` instant) passed before the end.
     """
     return Scanner(patterns, progress, file=file, first=first, last=last).scan(stream, deadline)
+
+
+def identify(
+    path: Path, marks: Mapping[str, Pattern], most_bytes: int | None = None
+) -> LogsData | None:
+    """Whose log it is, by the form of its lines and by what its last start says; None: it cannot be
+    read, or no line has an engine's form.
+
+    Args:
+        marks: engine -> expression of a line that each of its starts logs; a group "release".
+        most_bytes: of its beginning, so much is read.
+    """
+    scanner = Scanner({}, None, file=str(path), marks=marks)
+    with contextlib.suppress(Unavailable, *BROKEN), open_log(path) as stream:
+        scanner.scan(stream if most_bytes is None else io.BytesIO(stream.read(most_bytes)))
+    found = scanner.result()
+    return found if found.engine else None
 
 
 class _Texts:
@@ -193,12 +239,13 @@ class _Search:
         self.regex = re.compile(pattern)
         known = texts_of(pattern)
         self.texts = known.texts
+        self.clients = isinstance(pattern, LogPattern) and pattern.clients
         # A line with one of the texts matches: nothing but counting is left to do.
-        self.plain = known.plain
+        self.plain = known.plain and not self.clients
         self.keep = first
         self.count = 0
-        self.first: list[tuple[int, str]] = []
-        self.last: deque[tuple[int, str]] = deque(maxlen=last)
+        self.first: list[Line] = []
+        self.last: deque[Line] = deque(maxlen=last)
 
     def among(self, found: Mapping[bytes, list[int]]) -> list[int] | None:
         """Offsets of all its texts, in order; None: every line has to be tried."""
@@ -206,29 +253,36 @@ class _Search:
             return None
         return sorted(offset for text in self.texts for offset in found[text])
 
+    def matches(self, block: Block, start: int) -> bool:
+        read = block.reading(start)
+        return self.regex.search(read.line if self.clients else read.own) is not None
+
     def take(self, block: Block, offsets: list[int] | None, *, after: int = -1) -> None:
         """Keep the matches among the lines that hold ``offsets`` (None: among all lines) and begin
         after ``after``."""
         starts = [start for start in block.line_starts(offsets) if start > after]
-        room, kept = self.keep - len(self.first), self.last.maxlen or 0
-        if self.plain and len(starts) > room + kept and not block.has_long:
-            self.count += len(starts) - room - kept
-            starts = starts[:room] + starts[len(starts) - kept :]
+        kept = self.last.maxlen or 0
+        if self.plain and self.count >= self.keep and len(starts) > kept and not block.has_long:
+            starts, passed = starts[len(starts) - kept :], starts[: len(starts) - kept]
+            texts = self.texts or ()
+            self.count += sum(
+                block.plainly(start, texts) or self.matches(block, start) for start in passed
+            )
         for start in starts:
-            if self.regex.search(text := clean(block.content(start))):
+            if self.matches(block, start):
                 self.count += 1
-                line = block.at(start)[0], text
+                line = block.place(start)
                 (self.first if len(self.first) < self.keep else self.last).append(line)
 
-    def last_in(self, block: Block, offsets: Sequence[int] | None) -> tuple[int, int, str] | None:
-        """Where the last line of the block that matches begins, its number and its text."""
+    def last_in(self, block: Block, offsets: Sequence[int] | None) -> tuple[int, Line] | None:
+        """Where the last line of the block that matches begins, and the line."""
         for start in reversed(block.line_starts(offsets)):
-            if self.regex.search(text := clean(block.content(start))):
-                return start, block.at(start)[0], text
+            if self.matches(block, start):
+                return start, block.place(start)
         return None
 
-    def lines(self) -> list[LogLine]:
-        return [parse_line(number, line) for number, line in (*self.first, *self.last)]
+    def lines(self, near: datetime) -> list[LogLine]:
+        return [line.record(near) for line in (*self.first, *self.last)]
 
     def forget(self) -> None:
         self.count, self.first = 0, []
@@ -249,8 +303,10 @@ class Scanner:
         last: int = 5,
         added: Pattern | None = None,
         life: Life | None = None,
+        marks: Mapping[str, Pattern] | None = None,
     ) -> None:
         self.file = file
+        self.stream = ""
         self._life = life
         self._earlier = self._bytes = self._lines = self._bad_lines = 0
         self._parts: list[tuple[int, str]] = []  # lines before it, file
@@ -258,9 +314,16 @@ class Scanner:
         self._progress = None if progress is None else _Search(progress, 0, 0)
         # Those after the last line of progress: never scheduled, it seems.
         self._stuck = None if added is None else _Search(added, MAX_STUCK, 0)
-        self._last: dict[bytes, tuple[int, bytes]] = {}  # prefix: line number, raw line
+        self._marks = {name: _Search(p, 1, 1) for name, p in (marks or {}).items()}
+        self._last: dict[bytes, tuple[Block, int] | None] = {}  # by prefix
+        self._inside: dict[str, tuple[Block, int]] = {}  # by process
+        self._peeler: Peeler | None = None
+        self._streams: dict[str, Scanner] = {}
+        self._unnamed = False  # there are lines of nobody's
+        self._previous: Block | None = None
+        self._near = UNKNOWN
         self._forget()
-        wanted = [*self._searches.values(), self._progress, self._stuck]
+        wanted = [*self._searches.values(), *self._marks.values(), self._progress, self._stuck]
         texts = [text for search in wanted if search for text in search.texts or ()]
         self._texts = _Texts([*_ERROR_TEXTS, *texts, *(life.texts if life else ())])
 
@@ -268,44 +331,77 @@ class Scanner:
         """Drop what was found so far: it is of an earlier life."""
         for search in (*self._searches.values(), *filter(None, [self._stuck])):
             search.forget()
-        self._errors: list[LogLine] = []
+        self._errors: list[Line] = []
         self._error_count = 0
-        self._last_progress: tuple[int, str] | None = None
-        self._first_timed: LogLine | None = None
-        self._last_timed: LogLine | None = None
-        self._last = dict.fromkeys(self._last, (0, b""))
+        self._last_progress: Line | None = None
+        self._first_timed: tuple[Block, int] | None = None
+        self._last_timed: tuple[Block, int] | None = None
+        self._last = dict.fromkeys(self._last)
+        self._inside = {}
+        self._forms: Counter[str] = Counter()
 
     def begin(self, file: str) -> None:
         """What is scanned from now on is ``file``'s, and its lines are counted from 1 again."""
         self._parts.append((self._lines, file))
+        self._peeler = self._previous = None
+        for one in self._streams.values():
+            one.begin(file)
 
     def scan(self, stream: BinaryIO, deadline: float | None = None) -> LogsData:
         for block in self._blocks(stream, deadline):
-            self._take(block)
+            self._feed(block)
         return self.result()
 
     def result(self) -> LogsData:
         """What was found so far."""
-        # By number: plain and coloured prefixes may be mixed.
-        last = [parse_line(n, clean(raw)) for n, raw in sorted(self._last.values()) if n]
+        near = self._near
+        last: dict[str, Line] = {}
+        kept = [*filter(None, self._last.values()), *self._inside.values()]
+        lines = [block.place(start) for block, start in kept]
+        for line in sorted(lines, key=lambda one: one.number):
+            last[line.reading.process] = line  # plain and coloured prefixes may be mixed
+        progress = self._last_progress
+        engine, release, because = self._engine()
         data = LogsData(
             file=self.file,
+            stream=self.stream,
+            engine=engine,
+            release=release,
+            engine_because=because,
             bytes_read=self._bytes,
             lines=self._lines,
             earlier_lines=self._earlier,
             bad_bytes=self._bad_lines,
-            last_by_process={line.process: line for line in last},
-            errors=list(self._errors),
+            last_by_process={process: line.record(near) for process, line in last.items()},
+            errors=[line.record(near) for line in self._errors],
             error_count=self._error_count,
-            matches={name: s.lines() for name, s in self._searches.items() if s.count},
+            matches={name: s.lines(near) for name, s in self._searches.items() if s.count},
             match_counts={name: search.count for name, search in self._searches.items()},
-            last_progress=None if self._last_progress is None else parse_line(*self._last_progress),
-            first_line=self._first_timed,
-            last_line=self._last_timed,
-            stuck_requests=self._stuck.lines() if self._stuck else [],
-            stuck_count=self._stuck.count if self._stuck and self._last_progress else None,
+            last_progress=progress.record(near) if progress else None,
+            first_line=_record(self._first_timed, near),
+            last_line=_record(self._last_timed, near),
+            stuck_requests=self._stuck.lines(near) if self._stuck else [],
+            stuck_count=self._stuck.count if self._stuck and progress else None,
         )
-        return data if len(self._parts) < 2 else self._placed(data)
+        data = data if len(self._parts) < 2 else self._placed(data)
+        servers = [one.result() for one in self._streams.values()]
+        return data.model_copy(update={"servers": servers}) if servers else data
+
+    def _engine(self) -> tuple[str, str, str]:
+        """The engine, its release, and what says so: its last start, else the form of its lines."""
+        said = [
+            (line.number, name, line.reading)
+            for name, mark in self._marks.items()
+            for line in (*mark.first, *mark.last)
+        ]
+        if said:
+            _, name, read = max(said, key=lambda one: one[0])
+            match = self._marks[name].regex.search(read.own)
+            release = match.groupdict().get("release") if match else None
+            return name, release or "", repr(match[0]) if match else ""
+        for name, _ in self._forms.most_common(1):
+            return name, "", f"its lines have the form of {name}'s"
+        return "", "", ""
 
     def _placed(self, data: LogsData) -> LogsData:
         """Line numbers within each file, and the file's name with them."""
@@ -332,7 +428,7 @@ class Scanner:
         """
         carry, in_long_line = b"\n", False
         # In small steps: a damaged end takes no more than one of them with it.
-        step = PACKED_CHUNK_BYTES if isinstance(stream, PACKED) else CHUNK_BYTES
+        step = Packed.STEP if isinstance(stream, Packed) else CHUNK_BYTES
         while chunk := stream.read(step):
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimedOut(f"{self.file or 'the log'}: {self._bytes} bytes read in time")
@@ -355,45 +451,157 @@ class Scanner:
         if carry != b"\n":
             yield carry
 
-    def _take(self, data: bytes, *, whole: bool = False) -> None:
-        """``whole``: all of it is of the present life."""
-        if not whole and not data.isascii():
+    # ------------------------------------------------------------------ wrappings, streams
+
+    def _feed(self, data: bytes) -> None:
+        """Take a block of raw lines: without what collectors put on, and each stream's its own."""
+        if not data.isascii():
             self._bad_lines += _bad_lines(data)
-        block, known = Block(data, self._lines), [*filter(None, self._last)]
+        if self._peeler is None or not self._still(self._peeler, data):
+            self._peeler = Peeler()
+            self._peeler.learn(_sample(data))
+        if self._peeler.plain:
+            self._unnamed = True
+            block = Block(data, self._lines, previous=self._previous)
+            self._lines += len(block)
+            self.take(block)
+            return
+        if stripped := self._peeler.strip(data):
+            self._feed_stripped(stripped)
+            return
+        bares: list[Bare] = []
+        numbers: list[int] = []
+        for line in data.split(b"\n")[1:]:
+            self._lines += 1
+            found = self._peeler.peel(line)
+            bares += found
+            numbers += [self._lines] * len(found)
+        names = dict.fromkeys(bare.stream for bare in bares if bare.stream)
+        for one in self._split(list(names)):
+            own = [n for n, bare in enumerate(bares) if bare.stream == one.stream]
+            if own:
+                one.take_bares([bares[n] for n in own], [numbers[n] for n in own])
+        read = self._lines
+        self.take_bares(bares, numbers)
+        self._lines = read
+
+    def _feed_stripped(self, block: Stripped) -> None:
+        before = self._lines
+        self._lines += len(block.starts)
+        for one in self._split([name for name in block.streams if name]):
+            if one.stream in block.streams:
+                data, indices = block.of(one.stream)
+                one.take(Block(data, 0, Lazy(block, indices), indices + before + 1, one._previous))
+        everything = range(len(block.starts))
+        lazy = Lazy(block, everything)
+        self.take(Block(block.octets.tobytes(), before, lazy, previous=self._previous))
+
+    @staticmethod
+    def _still(peeler: Peeler, data: bytes) -> bool:
+        """Whether the first lines of a block are still wrapped like those before."""
+        if peeler.plain:
+            head = ANSI.sub(b"", data[1 : 1 + 4096])
+            if any(sign in head for sign in TEXT_ANSI_SIGNS):
+                return False
+            lines = head.split(b"\n")[:8]
+            if any(has_form(line.decode("utf-8", "replace")) for line in lines[:3]):
+                return True
+            again = Peeler()
+            again.learn(lines)
+            return again.plain
+        first = data[1:].split(b"\n", 1)[0]
+        return bool(peeler.chain) and peeler.chain[0].take(Bare(first)) is not None
+
+    def _split(self, names: list[str]) -> list[Scanner]:
+        """The scanners of the streams, each of which has one where there are several."""
+        if len({*names, *self._streams, self.stream} - {""}) < 2 and not (names and self._unnamed):
+            self.stream = self.stream or "".join(names)
+            return []
+        if not self._streams and self.stream:
+            self._streams[self.stream] = self._twin()
+        self.stream = ""
+        for name in names:
+            if name not in self._streams and len(self._streams) < MAX_STREAMS:
+                one = self._streams[name] = self._twin()
+                one.clear(name)
+        return list(self._streams.values())
+
+    def _twin(self) -> Scanner:
+        shared = (self._texts, self._streams, self._peeler)
+        memo: dict[int, Any] = {id(one): one for one in shared}
+        memo[id(self._streams)] = {}
+        return copy.deepcopy(self, memo)
+
+    def clear(self, stream: str) -> None:
+        """Nothing was read yet of ``stream``."""
+        self.stream, self._last, self._previous = stream, {}, None
+        self._forget()
+        for mark in self._marks.values():
+            mark.forget()
+        self._bytes = self._earlier = self._bad_lines = 0
+
+    def take_bares(self, bares: list[Bare], numbers: list[int]) -> None:
+        if not bares:
+            return
+        data = b"".join(b"\n" + bare.text.replace(b"\n", b" ") for bare in bares)
+        self.take(Block(data, 0, bares, np.asarray(numbers), self._previous))
+
+    def _date(self, block: Block) -> None:
+        """Learn the year, and the day where lines have none."""
+        if self._near != UNKNOWN:
+            return
+        times = [block.time(start) for start in block.starts[:SAMPLE_LINES].tolist()]
+        dated = next((time for time in times if re.match(r"\d{4}-", time)), "")
+        first = written(dated or next(filter(None, times), ""))
+        self._near = first or UNKNOWN
+
+    # ------------------------------------------------------------------ what is found
+
+    def take(self, block: Block) -> None:
+        """What a block of lines says, which were not given before."""
+        self._date(block)
+        if block.numbers is not None and len(block.numbers):
+            self._lines = int(block.numbers[-1])
+        known = [*filter(None, self._last)]
         heads = block.heads(known)
-        if block.has_other_colours(heads[2]):
+        if block.bares is None and block.has_other_colours(heads[2]):
             # In the middle of a text they would hide it.
-            block = Block(ANSI.sub(b"", data), self._lines)
+            block = Block(ANSI.sub(b"", block.data), block.before, previous=self._previous)
             heads = block.heads(known)
         found = self._texts.scan(block.data)
-        if self._life and not whole and (begin := self._life.begins(block, found)) >= 0:
+        after = -1
+        if self._life and (after := self._life.begins(block, found)) >= 0:
             self._forget()
-            self._lines += int(block.starts.searchsorted(begin))
-            self._earlier = self._lines
-            if begin < len(block.data):
-                self._take(block.data[begin:], whole=True)
-            return
-        self._lines += len(block)
+            begun = int(block.starts.searchsorted(after))
+            at_end = begun >= len(block)
+            self._earlier = self._lines if at_end else block.number(after) - 1
+            self._previous = None if at_end else self._previous
+            if at_end:
+                return
+            block = block.since(begun)
+            found = self._texts.scan(block.data)
+            heads = block.heads(known)
         self._last_words(block, *heads)
-        errors = [offset for text in _ERROR_TEXTS for offset in found[text]]
-        for number, raw in block.holding(errors):
-            line = parse_line(number, clean(raw))
-            if is_error(line):
+        levels = [o for text in _ERROR_TEXTS for o in found[text]]
+        for start in block.line_starts(levels + block.logged_errors()):
+            if is_error(block.reading(start)):
                 self._error_count += 1
-                self._errors += [line] if len(self._errors) < MAX_ERRORS else []
-        for search in self._searches.values():
+                if len(self._errors) < MAX_ERRORS:
+                    self._errors.append(block.place(start))
+        for search in (*self._searches.values(), *self._marks.values()):
             if (offsets := search.among(found)) != []:
                 search.take(block, offsets)
         if self._progress is not None:
             last = self._progress.last_in(block, self._progress.among(found))
             if last is not None:
-                self._last_progress = last[1:]
+                self._last_progress = last[1]
             if self._stuck is not None:
                 if last is not None:
                     self._stuck.forget()
                 after = -1 if last is None else last[0]
                 self._stuck.take(block, self._stuck.among(found), after=after)
         self._times(block)
+        self._previous = block
 
     def _last_words(
         self, block: Block, last: dict[bytes, int], bare: int, others: list[int]
@@ -404,22 +612,38 @@ class Scanner:
                 bare = max(bare, start)
             elif match[0] in last or len(self._last.keys() | last) < MAX_PROCESSES:
                 last[match[0]] = start
-        self._last |= {prefix: block.at(start) for prefix, start in last.items()}
+        self._last |= {prefix: (block, start) for prefix, start in last.items()}
         if bare >= 0:
-            self._last[b""] = block.at(bare)
+            self._last[b""] = block, bare
+        for process, start in block.inside().items():
+            if process in self._inside or len(self._inside) < MAX_PROCESSES:
+                self._inside[process] = block, start
 
     def _times(self, block: Block) -> None:
         """Keep the first and the last line that say when they were written."""
 
-        def first_of(starts: Iterable[int]) -> LogLine | None:
-            for start in starts:
-                if timed(block, start).time:
-                    return parse_line(block.at(start)[0], clean(block.content(start)))
-            return None
+        def first_of(starts: Iterable[int]) -> tuple[Block, int] | None:
+            found = (start for start in starts if timed(block, start).time)
+            return next(((block, start) for start in found), None)
 
+        if self._forms.total() < MAX_FORMS:
+            self._forms += Counter(
+                block.reading(start).engine for start in block.starts[:4].tolist()
+            )
+            del self._forms[""]
         if self._first_timed is None:
             self._first_timed = first_of(block.starts[:NEAR].tolist())
         self._last_timed = first_of(block.starts[::-1][:NEAR].tolist()) or self._last_timed
+
+
+def _record(at: tuple[Block, int] | None, near: datetime) -> LogLine | None:
+    return None if at is None else at[0].place(at[1]).record(near)
+
+
+def _sample(data: bytes) -> list[bytes]:
+    """Lines of a block from its beginning and its middle."""
+    head = data[1 : 1 + (32 << 10)].split(b"\n")
+    return [line[:MAX_LINE_BYTES] for line in head[:SAMPLE_LINES]]
 
 
 def _bad_lines(block: bytes) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -23,7 +21,10 @@ PEEK_BYTES = 1 << 20
 @dataclass(frozen=True)
 class LogsCommand(Command):
     COMMAND: ClassVar[str] = "logs"
-    files: tuple[Path, ...] = option((), "Log files.", "LOG…", argument=True, required=True)
+    files: tuple[Path, ...] = option(
+        (), "Log files, folders of them, or - for the standard input.", "LOG…",
+        argument=True, required=True,
+    )  # fmt: skip
     engine: str = common.ENGINE_NAME("auto", help="Engine that wrote them.")
     alone: bool = option(False, "Leave out the files that were rotated away from them.")
     deadline: float = option(600.0, "Time to read.", "SECONDS", LIMITS, least=1, most=common.WEEK_S)
@@ -41,19 +42,22 @@ def logs(asked: LogsCommand) -> None:
     import tempfile
 
     from mmrepro.base.errors import ExitCode, UsageError
+    from mmrepro.engines import log_marks
     from mmrepro.probes.base import run_probe
+    from mmrepro.probes.log_files import kept
     from mmrepro.probes.logs import LogsProbe
 
-    files = list(asked.files)
-    chosen = _engine(asked.engine, files)
-    probe = LogsProbe(
-        files,
-        scenario_patterns(chosen),
-        chosen.progress_pattern if chosen else None,
-        added=chosen.added_pattern or None if chosen else None,
-        rotated=not asked.alone,
-    )
     with tempfile.TemporaryDirectory(prefix="mmrepro-logs-") as folder:
+        files = kept(asked.files, Path(folder))
+        chosen = _engine(asked.engine, files)
+        probe = LogsProbe(
+            files,
+            scenario_patterns(chosen),
+            chosen.progress_pattern if chosen else None,
+            added=chosen.added_pattern or None if chosen else None,
+            rotated=not asked.alone,
+            marks=log_marks(),
+        )
         result = run_probe(probe, Path(folder), asked.deadline)
     if result.data is None or not result.data.bytes_read:
         raise UsageError(f"No log could be read: {result.reason}.", hint="mmrepro logs FILE")
@@ -68,23 +72,18 @@ def logs(asked: LogsCommand) -> None:
 
 
 def _engine(name: str, files: list[Path]) -> Engine | None:
-    """The engine called ``name``; "auto": the one whose name the logs' beginning has most of."""
-    from mmrepro.engines import ENGINES, get_engine
-    from mmrepro.probes.log_files import open_log, with_rotated
+    """The engine called ``name``; "auto": the one whose form the lines of the logs have."""
+    from mmrepro.engines import ENGINES, get_engine, log_marks
+    from mmrepro.probes.log_files import logs_in, with_rotated
+    from mmrepro.probes.logs import identify
 
     if name != "auto":
         return get_engine(name)
-    head = b""
-    for path in [with_rotated(files[0])[0], files[0]]:
-        with contextlib.suppress(Exception), open_log(path) as stream:  # the probe will say why
-            head += stream.read(PEEK_BYTES)
-    counts = {
-        name: len(re.findall(rb"(?<![a-z])" + name.encode(), head, re.IGNORECASE))
-        + head.count(f"({engine.core_role} pid=".encode())
-        for name, engine in ENGINES.items()
-    }
-    best = max(counts, key=lambda engine: counts[engine])
-    return ENGINES[best] if counts[best] > 0 else None
+    for file in logs_in(files):
+        for path in dict.fromkeys((file, with_rotated(file)[0])):
+            if found := identify(path, log_marks(), PEEK_BYTES):
+                return ENGINES[found.engine]
+    return None
 
 
 def scenario_patterns(engine: Engine | None) -> dict[str, str]:
@@ -134,6 +133,10 @@ def _tell(data: LogsData, engine: Engine | None) -> None:
     if data.stuck_count is not None:
         after = f"{data.stuck_count} requests were added after it and never scheduled"
         table.add_row("", f"[bold red]{after}" if data.stuck_count else "no request after it")
+    for server in data.servers:
+        last, first = server.last_work, next(iter(server.errors), None)
+        table.add_row(escape(server.stream), f"last progress: {shown(last, 'none')}")
+        table.add_row("", f"first error: {shown(first, 'none')}")
     for name, count in data.match_counts.items():
         if count:
             table.add_row(escape(name), f"{count} lines, last: {shown(data.matches[name][-1], '')}")

@@ -50,6 +50,11 @@ class _Engines(Mapping[str, Engine]):
 ENGINES: Final = _Engines()
 
 
+def log_marks() -> dict[str, str]:
+    """Of each engine the line that only it logs while it starts."""
+    return {name: engine.log_mark for name, engine in ENGINES.items() if engine.log_mark}
+
+
 def get_engine(name: str) -> Engine:
     """The adapter called ``name``. Raises UsageError and lists what there is."""
     if name not in CLASSES:

@@ -6,6 +6,7 @@ from typing import ClassVar
 from mmrepro.base.records import Fidelity, Setting, StandIn
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Patch, two_threads
 from mmrepro.engines.environments.spec import EnvironmentSpec, lmdeploy_spec
+from mmrepro.probes.data import LogPattern
 from packaging.version import Version
 
 UNI_EXECUTOR_SINCE = Version("0.11")
@@ -89,8 +90,12 @@ class LmdeployEngine(Engine):
     log_patterns: ClassVar[Mapping[str, str]] = {
         "core-fatal": r"Engine (?:main )?loop failed|Task <MainLoop\w*> failed"
     }
-    log_mark: ClassVar[str] = r" - lmdeploy - |HINT:\s+Please open .{0,20}http"
-    progress_pattern: ClassVar[str] = r'"POST /v1/chat/completions HTTP/1\.1" \d+'
+    log_mark: ClassVar[str] = r"HINT:\s+Please open .{0,20}http"
+    progress_pattern: ClassVar[str] = LogPattern(
+        # a refusal or an error is no work; TurboMind counts its steps
+        r'"POST /v1/(?:chat/)?completions HTTP/1\.1" 2\d\d|^\[TM\]\[INFO\] .*\bstep ?= ?\d',
+        *('completions HTTP/1.1" 2', "step = ", "step=", "step =", "step= "),
+    )
     """At its default log level LMDeploy says nothing of requests; uvicorn does."""
 
     def role_of(self, name: str, cmdline: str) -> str:

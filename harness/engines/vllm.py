@@ -16,7 +16,7 @@ from mmrepro.engines.base import (
 )
 from mmrepro.engines.environments.spec import EnvironmentSpec, vllm_spec
 from mmrepro.engines.supervise import TMP_PLACEHOLDER
-from mmrepro.probes.data import WORKED
+from mmrepro.probes.data import WORKED, LogPattern
 from packaging.version import Version
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
@@ -108,7 +108,12 @@ class VllmEngine(Engine):
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     progress_pattern: ClassVar[str] = "EngineCore loop active|EngineCore waiting for work"
-    log_mark: ClassVar[str] = r"Initializing a V\d LLM engine \(v(?P<release>[\w.+]+?)\)"
+    log_mark: ClassVar[str] = LogPattern(
+        # V0 of 0.5 to 0.8, its API server, V1
+        r"(?:^|\] )(?:Initializing an? (?:V\d )?LLM engine \(v|vLLM API server version )"
+        r"(?P<release>\d[\w.+]*)",
+        *("LLM engine (v", "vLLM API server version "),
+    )
     code: ClassVar[tuple[str, ...]] = ("vllm", "zmq", "PIL", "yaml")
     start_lines: ClassVar[tuple[str, ...]] = (
         r"(?:^|\] )vLLM (?:API )?server version |(?:^|\] )non-default args: ",

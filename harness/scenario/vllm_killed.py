@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from mmrepro.failure.signature import Finding, crash
 from mmrepro.failure.signature.views import Logs, Requests
-from mmrepro.probes.data import ProcessesData
+from mmrepro.probes.data import LogPattern, ProcessesData
 from mmrepro.scenario import vllm
 from mmrepro.scenario.common import answered, death_rows, dies_of, first_error, refused_or_answered
 from mmrepro.scenario.definition import Scenario
@@ -24,7 +24,8 @@ def of_the_killer(sent: str, raised: str, through: str) -> dict[str, str]:
         raised: EngineCore's exception.
         through: a frame of its traceback.
     """
-    return {**crash.LOG_PATTERNS, SENT: sent, FATAL: raised, THROUGH: through}
+    asked = LogPattern(sent, clients=True)
+    return {**crash.LOG_PATTERNS, SENT: asked, FATAL: raised, THROUGH: through}
 
 
 def through_the_bug(logs: Logs) -> Finding:

@@ -34,7 +34,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.probes.log_lines import is_error, written
+from mmrepro.probes.log_forms import is_error, written
 from mmrepro.traffic.evidence import Evidence, Phase, RequestRecord
 
 Doubts = Iterator[tuple[str, str]]

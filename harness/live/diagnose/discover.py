@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import mmap
 import os
 import re
 import socket
@@ -21,10 +20,11 @@ from mmrepro.base import processes
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_file
 from mmrepro.base.processes import Socket
-from mmrepro.engines import ENGINES, Engine, Signs, get_engine
+from mmrepro.engines import ENGINES, Engine, Signs, get_engine, log_marks
 from mmrepro.engines.supervise.warm import FORK_SERVER
 from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
 from mmrepro.probes.http import api_root
+from mmrepro.probes.logs import identify
 from mmrepro.probes.processes import role_from_title
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -35,7 +35,6 @@ _PACKAGES = re.compile(r"(/[^\0\n]*?/(?:site|dist)-packages)/")
 
 ROUGH_S = 2.0
 """Log lines have whole seconds."""
-LOG_HEAD_BYTES = 256 << 10
 AS_OWNER = "run mmrepro as root, or as the server's own user"
 
 
@@ -240,37 +239,20 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
 
 
 def name_engine_by_log(target: Target) -> None:
-    """Of a server that is gone: the engine, and often its release, from the start of its log."""
+    """Of a server that is gone: the engine by the form of its log's lines, and often its release,
+    as the last start says it that the log holds: an earlier one may have been of another."""
     facts = target.facts
     for path in filter(lambda log: is_file(Path(log)), facts.logs):  # opening a FIFO waits for ever
-        try:
-            with Path(path).open("rb") as file:
-                head = file.read(LOG_HEAD_BYTES).decode("utf-8", "replace")
-        except OSError:
+        if (found := identify(Path(path), log_marks())) is None:
             continue
-        for engine in ENGINES.values():
-            if not engine.log_mark or not (match := re.search(engine.log_mark, head)):
-                continue
-            target.engine, facts.engine = engine, engine.name
-            facts.core_role, facts.engine_because = engine.core_role, [f"its log: {match[0]!r}"]
-            release = public_release(_last_release(Path(path), engine.log_mark))
-            if release and not facts.release:
-                facts.release, facts.release_from = release, "its log"
-            return
-
-
-def _last_release(path: Path, mark: str) -> str:
-    """As the last start says it that the log holds: an earlier one may have been of another."""
-    if "(?P<release>" not in mark:
-        return ""
-    last = ""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            for match in re.finditer(mark.encode(), text):
-                last = match["release"].decode("ascii", "replace")
-    except (OSError, ValueError):  # gone, or empty
-        return ""
-    return last
+        engine = ENGINES[found.engine]
+        target.engine, facts.engine = engine, engine.name
+        facts.core_role = engine.core_role
+        facts.engine_because = [f"its log: {found.engine_because}"]
+        release = public_release(found.release)
+        if release and not facts.release:
+            facts.release, facts.release_from = release, "its log"
+        return
 
 
 def _check_root(target: Target, commands: Signs) -> None:

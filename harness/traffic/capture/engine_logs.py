@@ -14,20 +14,45 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, Final
 
+from mmrepro.probes.log_forms import read_line, seconds
+from mmrepro.probes.log_wraps import ANSI, SAMPLE_LINES, Peeler
 from mmrepro.traffic.capture.messages import Bodies, Unusable
 from mmrepro.traffic.capture.parsing import (
+    MAX_LINE,
     TEXT,
     Line,
     arguments,
-    moment,
     no_constant,
     not_default,
     text_of,
 )
 from mmrepro.traffic.capture.recorded import Latest, RecordedRequest, Tally
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Operation, Recorded
+
+# ------------------------------------------------------------------------------------------ lines
+
+
+def messages(lines: Iterator[Line]) -> Iterator[Line]:
+    """The messages of a log's lines and their times, without what collectors put on.
+
+    What is looked for stands at a message's beginning: further on it is what somebody wrote.
+    """
+    head = [*islice(lines, SAMPLE_LINES)]
+    peeler = Peeler(most_cut=MAX_LINE)
+    peeler.learn([line.text.encode("utf-8", "replace").rstrip(b"\n") for line in head])
+    for line in chain(head, lines):
+        if peeler.plain and "\x1b" not in line.text:
+            texts = [line.text]
+        else:
+            found = peeler.peel(line.text.encode("utf-8", "replace").rstrip(b"\n"))
+            texts = [ANSI.sub(b"", bare.text).decode("utf-8", "replace") for bare in found]
+        for text in texts:
+            read = read_line(text, words=False)
+            yield replace(line, text=read.text, time=read.time)
+
 
 # ------------------------------------------------------------------------------------------ vLLM's
 
@@ -43,9 +68,8 @@ _BODY = re.compile(r"Request (?P<id>\S+) JSON body: (?P<body>\{.*)")
 _ENDED = re.compile(r"Generated response (?P<id>\S+?)(?: \(streaming complete\))?: output:")
 _ABORTED = re.compile(r"Request (?P<id>\S+) aborted\b")
 _ANSWERED = re.compile(
-    r'"POST /(?:\S*/)?v1/(?:chat/)?completions(?:\?\S*)? HTTP/[\d.]+" (?P<status>\d{3})'
+    r'\S+ - "POST /(?:\S*/)?v1/(?:chat/)?completions(?:\?\S*)? HTTP/[\d.]+" (?P<status>\d{3})'
 )
-_VLLM_TIME = re.compile(r"\b(?:INFO|DEBUG) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d) ")
 VLLM = re.compile(
     r"Received request \S+: (?:prompt|params): |Request \S+ (?:details: prompt|JSON body): "
 )
@@ -103,19 +127,19 @@ class VllmLog:
     def _line(self, line: Line) -> None:
         """Raises Unusable, ValueError."""
         text = line.text
-        if found := _BODY.search(text):
+        if found := _BODY.match(text):
             self._whole(line, found["id"], found["body"])
-        elif found := _DETAILS.search(text):
+        elif found := _DETAILS.match(text):
             ids = None if found["ids"] == "None" else json.loads(found["ids"])
             self._details[found["id"]] = _Known(text_of(found["prompt"]), ids)
-        elif found := _RECEIVED.search(text):
+        elif found := _RECEIVED.match(text):
             self._received(line, found)
-        elif found := _ENDED.search(text):
+        elif found := _ENDED.match(text):
             self._ends(found["id"], end=line.number)
-        elif found := _ABORTED.search(text):
+        elif found := _ABORTED.match(text):
             self._ends(found["id"], left=True)
             self._running = max(0, self._running - 1)
-        elif found := _ANSWERED.search(text):
+        elif found := _ANSWERED.match(text):
             self._running = max(0, self._running - 1)
             if found["status"][0] == "4" and not self._by_body:
                 self.tally.read += 1
@@ -156,7 +180,7 @@ class VllmLog:
             RecordedRequest(
                 operation,
                 begin=line.number,
-                at_s=moment(_VLLM_TIME.search(line.text), "2000-"),
+                at_s=seconds(line.time),
                 running=self._running,
             )
         )
@@ -187,11 +211,10 @@ def _parameters(text: str) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------- SGLang's
 
-_PRINTED = re.compile(r"\b(?P<event>Receive OpenAI|Receive|Finish): (?P<told>obj=.*)", re.DOTALL)
+_PRINTED = re.compile(r"(?P<event>Receive OpenAI|Receive|Finish): (?P<told>obj=.*)", re.DOTALL)
 _JSON = re.compile(r'\{"timestamp": "[^"]*", "event": "request\.(?:received|finished)')
-_SGLANG_TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
-_REFUSED = re.compile(r'"POST /\S* HTTP/[\d.]+" (4\d\d)')
-SGLANG = re.compile(rf"(?:{_JSON.pattern}|\b(?:Receive OpenAI|Receive|Finish): obj=)")
+_REFUSED = re.compile(r'\S+ - "POST /\S* HTTP/[\d.]+" (4\d\d)')
+SGLANG = re.compile(rf"(?:{_JSON.pattern}|(?:Receive OpenAI|Receive|Finish): obj=)")
 _EVENTS: Final = {
     "request.received.openai": "Receive OpenAI",
     "request.received": "Receive",
@@ -237,10 +260,10 @@ class SglangLog:
 
     def _line(self, line: Line) -> None:
         """Raises Unusable."""
-        if found := _JSON.search(line.text):
+        if found := _JSON.match(line.text):
             told = _document(line.text[found.start() :])
             event = _EVENTS.get(str(told.get("event")), "")
-        elif printed := _PRINTED.search(line.text):
+        elif printed := _PRINTED.match(line.text):
             event = printed["event"]
             if event == "Finish":
                 self._finished(line, _finish(line.text))
@@ -249,7 +272,7 @@ class SglangLog:
                 return
             told = _printed(printed["told"].rstrip())
         else:
-            if _REFUSED.search(line.text):
+            if _REFUSED.match(line.text):
                 self._refused(line)
             return
         if not isinstance(told.get("obj"), dict):
@@ -342,7 +365,7 @@ class SglangLog:
                 return
 
     def _add(self, line: Line, operation: Operation) -> int:
-        at_s = moment(_SGLANG_TIME.search(line.text))
+        at_s = seconds(line.time)
         return self.found.add(RecordedRequest(operation, begin=line.number, at_s=at_s))
 
 

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, BinaryIO
 
 import ijson  # type: ignore[import-untyped,unused-ignore]
@@ -140,11 +139,13 @@ MAX_LINE = 48 << 20
 
 @dataclass(frozen=True)
 class Line:
-    """``number`` from 1; ``cut``: longer than ``MAX_LINE``, and only its beginning is here."""
+    """``number`` from 1; ``cut``: longer than ``MAX_LINE``, and only its beginning is here;
+    ``time``: of a log's line, as printed."""
 
     number: int
     text: str
     cut: bool = False
+    time: str = ""
 
 
 def lines(file: BinaryIO) -> Iterator[Line]:
@@ -231,11 +232,3 @@ def not_default(told: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
         if value is not None and not at_default:
             kept[name] = value
     return kept
-
-
-def moment(found: re.Match[str] | None, year: str = "") -> float | None:
-    """Seconds since 1970 of a line's time, which ``found`` has; ``year``: where it has none."""
-    try:
-        return datetime.strptime(f"{year}{found and found[1]}", "%Y-%m-%d %H:%M:%S").timestamp()
-    except ValueError:
-        return None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_file, is_folder, open_to_read
-from mmrepro.traffic.capture.engine_logs import SGLANG, UNLOGGED, VLLM, SglangLog, VllmLog
+from mmrepro.traffic.capture.engine_logs import SGLANG, UNLOGGED, VLLM, SglangLog, VllmLog, messages
 from mmrepro.traffic.capture.har import Har, settled
 from mmrepro.traffic.capture.messages import (
     UNSEEN_SIZE,
@@ -118,9 +118,9 @@ def _requests(
             for one in batch_requests(lines(file), bodies, tally):
                 found.add(one)
         case "vllm-log":
-            VllmLog(bodies, tally, found).read(lines(file))
+            VllmLog(bodies, tally, found).read(messages(lines(file)))
         case _:
-            SglangLog(bodies, tally, found).read(lines(file))
+            SglangLog(bodies, tally, found).read(messages(lines(file)))
     if not found:
         why = "; ".join(f"{count} × {why}" for why, count in tally.left_out.most_common(4))
         told = f" ({why})" if why else ""
@@ -152,10 +152,10 @@ def _sniffed(file: BufferedReader, name: str) -> str:
     if b'"entries"' in head or name.lower().endswith(".har"):
         return "har"
     file.seek(0)
-    for line in lines(file):
-        if VLLM.search(line.text):
+    for line in messages(lines(file)):
+        if VLLM.match(line.text):
             return "vllm-log"
-        if SGLANG.search(line.text):
+        if SGLANG.match(line.text):
             return "sglang-log"
     raise UsageError(f"{name} is none of what can be read: {FORMATS}.", hint=RECIPE)
 

@@ -14,7 +14,8 @@ from mmrepro.engines import ENGINES
 from mmrepro.probes import logs as logs_module
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData
-from mmrepro.probes.log_lines import Life, written
+from mmrepro.probes.log_forms import written
+from mmrepro.probes.log_lines import Life
 from mmrepro.probes.logs import LogsProbe
 
 CRASH = "AssertionError: Expected a cached item for mm_hash='ab'"
@@ -163,8 +164,8 @@ def test_times_are_looked_at_in_later_blocks_until_one_is_of_this_life(
     [
         ("11-21 03:37:42", "2026-11-21T03:37:42"),
         ("2025-11-21 02:44:01", "2025-11-21T02:44:01"),
-        ("2026-11-22 04:01:50,680", "2026-11-22T04:01:50"),
-        ("2026-11-22T04:01:50.680", "2026-11-22T04:01:50"),
+        ("2026-11-22 04:01:50,680", "2026-11-22T04:01:50.680000"),
+        ("2026-11-22T04:01:50.680", "2026-11-22T04:01:50.680000"),
         ("01-02 00:00:00", "2027-01-02T00:00:00"),
         ("", ""),
         ("13-41 99:00:00", ""),

@@ -18,12 +18,11 @@ from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.probes import logs as logs_module
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import LogPattern
+from mmrepro.probes.log_forms import is_error, parse_line, read_line
 from mmrepro.probes.log_lines import (
     MAX_LINE_BYTES,
     Pattern,
     clean,
-    is_error,
-    parse_line,
     texts_of,
 )
 from mmrepro.probes.logs import LogsProbe, Scanner, scan
@@ -237,13 +236,16 @@ def test_blocks_change_nothing(lines, chunk, ends_with_newline):
     if plain[-1] == b"":
         plain.pop()
     texts = [clean(raw) for raw in plain]
+    read = [read_line(text) for text in texts]
     parsed = [parse_line(number, text) for number, text in enumerate(texts, start=1)]
     assert data.lines == len(plain)
     for name, pattern in PATTERNS.items():
         expected = [n for n, text in enumerate(texts, start=1) if re.search(pattern, text)]
         assert [line.number for line in data.matches.get(name, [])] == expected
         assert data.match_counts[name] == len(expected)
-    assert [e.number for e in data.errors] == [p.number for p in parsed if is_error(p)]
+    assert [e.number for e in data.errors] == [
+        n for n, one in enumerate(read, start=1) if is_error(one)
+    ]
     progress = [n for n, text in enumerate(texts, start=1) if re.search(PROGRESS, text)]
     assert (data.last_progress and data.last_progress.number) == (progress or [None])[-1]
     last = {p.process: p.number for p in parsed if p.process}
