@@ -34,7 +34,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.probes.log_forms import is_error, written
+from mmrepro.probes.log_forms import ERROR_LEVELS, TRACEBACK, written
 from mmrepro.traffic.evidence import Evidence, Phase, RequestRecord
 
 Doubts = Iterator[tuple[str, str]]
@@ -720,8 +720,12 @@ def _kept(data: LogsData, run: Run) -> Iterator[str]:
     last = max(errors, default=0)
     for line in _lines(data):
         first = data.error_count <= 50 or line.number < last
-        if first and is_error(line) != (line.number in errors):
+        if first and _is_error(line) != (line.number in errors):
             yield f"line {line.number} is an error, and is none"
+
+
+def _is_error(line: LogLine) -> bool:
+    return line.level in ERROR_LEVELS or TRACEBACK in line.own_words
 
 
 def _as_written(line: LogLine, run: Run) -> Iterator[str]:
@@ -758,7 +762,7 @@ def _dated(result: ProbeResult, evidence: Evidence, run: Run) -> Iterator[str]: 
     asked = min(sent).astimezone(UTC).replace(tzinfo=None) + zone
     matched = {line.number for found in data.matches.values() for line in found}
     for line, at in dated:
-        if line.number in matched and is_error(line) and at < asked - timedelta(seconds=1):
+        if line.number in matched and _is_error(line) and at < asked - timedelta(seconds=1):
             yield f"line {line.number} was there before the trigger's first request"
 
 
