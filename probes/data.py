@@ -398,6 +398,10 @@ class LogsData(ProbeData):
     files: Annotated[
         list[str], Field(description="of a rotated log: all that were read, oldest first")
     ] = []
+    excerpt: Annotated[
+        list[LogLine],
+        Field(description="its beginning, its end, and what is around the lines that tell an end"),
+    ] = []
     unread: Annotated[dict[str, str], Field(description="file: why it was not read")] = {}
     first_line: Annotated[LogLine | None, Field(description="first line with a time")] = None
     last_line: Annotated[LogLine | None, Field(description="last line with a time")] = None

@@ -90,7 +90,7 @@ FORMS = (
           r"(?:(?P<source>[\w./<>]{1,200}(?::[\w<>]{1,80})?:\d+)(?::| ?-{1,2}| \|)? )?",
           "loguru's default; Ray's `2026-01-01 00:00:00,123 INFO worker.py:1 -- `; Rust's tracing"),
     _form("c10", r"(?:\[rank(?P<rank>\d+)\]:)?\[?(?P<letter>[IWEF])"
-          rf"(?P<time>\d{{4}} {_CLOCK})?(?: +(?P<pid>\d+))? (?P<source>{_PLACE})\] ?",
+          rf"(?P<time>\d{{3,4}} {_CLOCK})?(?: +(?P<pid>\d+))? (?P<source>{_PLACE})\] ?",
           "c10/util/Logging.cpp and torch/_logging: 2.1 to 2.11; glog"),
     _form("torch-rank", r"\[rank(?P<rank>\d+)\]: ?",
           "torch/distributed, the hook of exceptions since 2.4"),
@@ -123,7 +123,7 @@ def has_form(line: str) -> bool:
 # ------------------------------------------------------------------ times
 
 _ISO = re.compile(
-    r"(?:(?P<y>\d{4})-)?(?:(?P<m>\d\d)-?(?P<d>\d\d)[ T])?"
+    r"(?:(?P<y>\d{4})-)?(?:(?P<m>\d{1,2})-?(?P<d>\d\d)[ T])?"
     r"(?P<H>\d\d):(?P<M>\d\d)(?::(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?)?"
 )
 _NAMED = re.compile(
@@ -171,8 +171,13 @@ def seconds(time: str, near: datetime = UNKNOWN) -> float | None:
 
 # ------------------------------------------------------------------ whose words
 
-_STRING = re.compile(r"""'(?:[^'\\\n]|\\.)*(?:'|\\?\Z)|"(?:[^"\\\n]|\\.)*(?:"|\\?\Z)""", re.DOTALL)
-"""A text as ``repr`` or JSON prints it; one without an end reaches to the line's."""
+_STRING = re.compile(
+    r"""(?<![A-Za-z]{2})'(?:[^'\\\n]|\\.)*(?:'|\\?\Z)|"(?:[^"\\\n]|\\.)*(?:"|\\?\Z)""",
+    re.DOTALL,
+)
+"""A text as ``repr`` or JSON prints it; one without an end reaches to the line's. The mark within
+a word, as in can't, begins none; a prefix (b, u) is one letter."""
+_WITHIN = re.compile(r"(?<=[A-Za-z]{2})'(?=[a-z])")
 
 _NUMBERS = re.compile(r"\b[a-z_]{2,40}=(?:-?\d[\d.e-]{0,40}|\[[\d, ]*\])(?:, |(?=\)))")
 _VALIDATION = re.compile(r"\d+ validation errors? for \w{1,80}")
@@ -452,7 +457,7 @@ def _whole(printed: str) -> bool:
 
 def _closed(text: str) -> bool:
     """Whether each text that is printed there has an end."""
-    return not any(c in _STRING.sub(_cut, text) for c in "'\"")
+    return not any(c in _STRING.sub(_cut, _WITHIN.sub("", text)) for c in "'\"")
 
 
 def _cut(match: re.Match[str]) -> str:

@@ -27,6 +27,7 @@ import hyperscan
 import numpy as np
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import LogLine, LogPattern, LogsData
+from mmrepro.probes.log_excerpt import Excerpt
 from mmrepro.probes.log_files import BROKEN, Decoded, Packed, logs_in, open_log, with_rotated
 from mmrepro.probes.log_forms import UNKNOWN, has_form, is_error, written
 from mmrepro.probes.log_lines import (
@@ -80,6 +81,7 @@ class LogsProbe(Probe[LogsData]):
         life: what an earlier start of the server wrote is passed over.
         rotated: each file's rotated predecessors are read before it.
         marks: engine -> expression of a line that each of its starts logs; a group "release".
+        around: what stands around lines that match it is kept, and its beginning and end.
     """
 
     name = "logs"
@@ -102,8 +104,10 @@ class LogsProbe(Probe[LogsData]):
         life: Life | None = None,
         rotated: bool = False,
         marks: Mapping[str, Pattern] | None = None,
+        around: Pattern | None = None,
     ) -> None:
         self.marks = marks
+        self.around = around
         self.paths = [Path(p) for p in ([paths] if isinstance(paths, Path | str) else paths)]
         self.patterns = dict(patterns or {})
         self.progress = progress
@@ -129,6 +133,7 @@ class LogsProbe(Probe[LogsData]):
             added=self.added,
             life=self.life,
             marks=self.marks,
+            around=self.around,
         )
         read = 0
         for path in self._files():
@@ -304,6 +309,7 @@ class Scanner:
         added: Pattern | None = None,
         life: Life | None = None,
         marks: Mapping[str, Pattern] | None = None,
+        around: Pattern | None = None,
     ) -> None:
         self.file = file
         self.stream = ""
@@ -315,6 +321,8 @@ class Scanner:
         # Those after the last line of progress: never scheduled, it seems.
         self._stuck = None if added is None else _Search(added, MAX_STUCK, 0)
         self._marks = {name: _Search(p, 1, 1) for name, p in (marks or {}).items()}
+        anchors = None if around is None else _Search(around, 0, 0)
+        self._excerpt = anchors and Excerpt(anchors)
         self._last: dict[bytes, tuple[Block, int] | None] = {}  # by prefix
         self._inside: dict[str, tuple[Block, int]] = {}  # by process
         self._peeler: Peeler | None = None
@@ -324,6 +332,7 @@ class Scanner:
         self._near = UNKNOWN
         self._forget()
         wanted = [*self._searches.values(), *self._marks.values(), self._progress, self._stuck]
+        wanted.append(anchors)
         texts = [text for search in wanted if search for text in search.texts or ()]
         self._texts = _Texts([*_ERROR_TEXTS, *texts, *(life.texts if life else ())])
 
@@ -331,6 +340,8 @@ class Scanner:
         """Drop what was found so far: it is of an earlier life."""
         for search in (*self._searches.values(), *filter(None, [self._stuck])):
             search.forget()
+        if self._excerpt:
+            self._excerpt.forget()
         self._errors: list[Line] = []
         self._error_count = 0
         self._last_progress: Line | None = None
@@ -380,6 +391,7 @@ class Scanner:
             last_progress=progress.record(near) if progress else None,
             first_line=_record(self._first_timed, near),
             last_line=_record(self._last_timed, near),
+            excerpt=[line.record(near) for line in self._excerpt.lines()] if self._excerpt else [],
             stuck_requests=self._stuck.lines(near) if self._stuck else [],
             stuck_count=self._stuck.count if self._stuck and progress else None,
         )
@@ -411,7 +423,7 @@ class Scanner:
             before, file = self._parts[bisect_left(starts, line.number) - 1]
             return line.model_copy(update={"number": line.number - before, "file": file})
 
-        lists = ("errors", "stuck_requests")
+        lists = ("errors", "stuck_requests", "excerpt")
         single = ("last_progress", "first_line", "last_line")
         changes: dict[str, Any] = {name: [*map(place, getattr(data, name))] for name in lists}
         changes |= {name: place(v) for name in single if (v := getattr(data, name)) is not None}
@@ -591,6 +603,8 @@ class Scanner:
         for search in (*self._searches.values(), *self._marks.values()):
             if (offsets := search.among(found)) != []:
                 search.take(block, offsets)
+        if self._excerpt:
+            self._excerpt.take(block, found)
         if self._progress is not None:
             last = self._progress.last_in(block, self._progress.among(found))
             if last is not None:

@@ -19,6 +19,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import Case, How
+from mmrepro.reports.logs import cause_rows
 
 _FITS: Final[dict[Fit, b.Tone]] = {
     Fit.MATCH: "bad",
@@ -34,6 +35,7 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
     """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows it."""
     sections = [
         b.Section("What was observed", [*_observed(diagnosis)], 96),
+        b.Section("What its log tells", [*_logged(diagnosis)], 95),
         b.Section("The stack", _stack(diagnosis), 97),
         b.Section("Class of failure", [*_classes(diagnosis)], 95),
         b.Section("Known failures", [*_matches(diagnosis)], 93),
@@ -114,13 +116,19 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
         fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
         why = f": {match.title}. {words.sentence(match.why)}"
         yield b.p(f"{fit} ", b.code(code_of(match)), why)
-    for one in diagnosis.classes[:2] if not diagnosis.found else []:
+    if diagnosis.cause is not None:
+        at = ", ".join(filter(None, [diagnosis.cause.process, diagnosis.cause.time]))
+        why = f", {diagnosis.cause.certainty.value}, by its log ({at}): "
+        yield b.p("Cause ", b.code(diagnosis.cause.name.value), why, diagnosis.cause.sentence)
+    told = diagnosis.cause.name.value if diagnosis.cause else ""
+    for one in [c for c in diagnosis.classes if c.name != told][:2] if not diagnosis.found else []:
         sure = f", {one.certainty.value}: {one.sentence}"
         yield b.p("Class ", b.code(one.name.value), sure)
     yield from _stack(diagnosis)
     if diagnosis.state is not ServerState.HEALTHY:
         remedies = [text for match in diagnosis.found[:1] for text in match.remedies]
-        advice = [*remedies, *diagnosis.assessment.advice]
+        logged = diagnosis.cause.advice if diagnosis.cause else []
+        advice = [*remedies, *logged, *diagnosis.assessment.advice]
         yield from (b.p("To do: ", b.prose(text)) for text in advice[:2])
 
 
@@ -153,6 +161,17 @@ def _observed(diagnosis: Diagnosis) -> Iterator[b.Block]:
     if assessment.advice:
         yield b.p("What to do:")
         yield from b.bullets([b.prose(text) for text in assessment.advice[:12]])
+
+
+def _logged(diagnosis: Diagnosis) -> Iterator[b.Block]:
+    cause = diagnosis.cause
+    if cause is None:
+        return
+    yield b.Facts(cause_rows(cause), "what its log tells")
+    yield from b.bullets(cause.why[:8])
+    if cause.advice:
+        yield b.p("What to do:")
+        yield from b.bullets([b.prose(text) for text in cause.advice])
 
 
 def class_title(one: NamedClass) -> str:

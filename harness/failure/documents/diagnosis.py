@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.base.records import Document, Moment, Record
+from mmrepro.failure.documents.cause import Cause, Certainty as Certainty
 from mmrepro.failure.signature import ConditionResult
 from mmrepro.probes.data import Frame
 from pydantic import Field
@@ -84,14 +85,6 @@ CLASS_WORDS: dict[LiveClass, str] = {
     LiveClass.PLACEHOLDER_COUNTS: "placeholder counts: more or fewer embeddings than places",
     LiveClass.GRAMMAR_LOOP: "grammar loop: a grammar is compiled or matched without end",
 }
-
-
-class Certainty(StrEnum):
-    """How sure a class is, surest first."""
-
-    CERTAIN = "certain"
-    LIKELY = "likely"
-    POSSIBLE = "possible"
 
 
 class NamedClass(Record):
@@ -232,6 +225,9 @@ class Diagnosis(Document):
     taken: Moment
     target: TargetFacts
     assessment: Assessment
+    cause: Annotated[
+        Cause | None, Field(description="what its log tells of its end; None: no log, or it lives")
+    ] = None
     classes: Annotated[
         list[NamedClass], Field(description="classes of failure, surest first; none: none is seen")
     ] = []

@@ -1,18 +1,20 @@
-"""Classes of failure: what is known of each, and those that a log alone shows. Pure functions."""
+"""Classes of failure of a live server: what is known of each, and those that its log shows.
+
+What the log itself says is judged in one place, :mod:`mmrepro.live.diagnose.cause`.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mmrepro.engines import ENGINES
+from mmrepro.failure.documents.cause import Cause, CauseClass
 from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass
-from mmrepro.failure.signature import crash
 from mmrepro.failure.signature.live_server import CORE_ALIVE
-from mmrepro.failure.signature.views import log_count, log_lines
+from mmrepro.failure.signature.views import log_lines
+from mmrepro.live.diagnose import cause, cause_rules
 from mmrepro.live.diagnose.readings import View
-from mmrepro.probes.data import LogLine, LogPattern
+from mmrepro.probes.data import LogsData
 
 # --------------------------------------------------------------- what is known of each
 
@@ -103,265 +105,76 @@ def named(name: LiveClass, certainty: Certainty, sentence: str, why: Iterable[st
     )
 
 
-# --------------------------------------------------------------- patterns
-
-
-NEAR_LINES = 1000
-"""Before the line with which the engine ends: workers' tracebacks, of each of them two."""
-INNERMOST_LINES = 8
-"""Of a traceback, before its exception: further out every request passes."""
-SHOWN = 240
-
-FIELDS: Mapping[str, str] = {
-    "top_logprobs": r"top_logprobs",
-    "prompt_embeds": r"prompt_embeds|requires prompt_token_ids",
-    "structured_outputs": r"compile_grammar|compile_json_schema|compile_regex|EBNF|"
-    r"structured_output/|structural_tag|/constrained/|guided_",
-    "stop_token_ids": r"stop_token",
-    "min_tokens": r"min_tokens",
-    "logit_bias": r"logit_bias",
-    "bad_words": r"bad_words",
-    "prompt_logprobs": r"prompt_logprobs",
-    "mm_hashes": r"mm_hash",
-    "lora": r"lora_",
-}
-"""A request's field: what names it in an exception, or in the frames next to it."""
-
-GROUPS = (
-    ("structured_outputs",),
-    ("top_logprobs", "prompt_logprobs", "prompt_embeds", "logit_bias", "bad_words", "mm_hashes",
-     "lora"),
-    ("stop_token_ids", "min_tokens"),
-)  # fmt: skip
-"""Each is one pattern: of all its matches the first 20 and last 5 lines are kept."""
-
-GRAMMAR_ERROR = (
-    r"EBNF|[Gg]rammar|xgrammar|llguidance|outlines|[Ff]ailed to advance FSM|json_schema_converter|"
-    r"lmformatenforcer"
-)
-_TOKENS = ("embeddings", "placeholders", True)
-_ITEMS = ("embeddings", "items", True)
-MISMATCHES: Mapping[str, tuple[str, str, bool]] = {
-    # vllm/model_executor/models/utils.py, 0.11.0 to 0.32.0
-    r"Attempted to assign .{0,400}?(?P<embeddings>\d+) multimodal tokens to "
-    r"(?P<places>\d+) placeholders": _TOKENS,
-    # vllm/v1/worker/utils.py, 0.11.0 to 0.32.0: whole items
-    r"Expected number of multimodal embeddings to match number of input items: "
-    r"(?P<places>\d+), but got (?:len\(mm_embeddings\)=)?(?P<embeddings>\d+)": _ITEMS,
-    # sglang/srt/managers/mm_utils.py of 0.5.6 and 0.5.17, mm_schedule.py of 0.5.23
-    r"multimodal embedding does not match those in the input text\. Got (?P<places>\d+) tokens in "
-    r"the text but (?P<embeddings>\d+) tokens from multimodal embeddings": _TOKENS,
-    # transformers' models, which SGLang and LMDeploy take over
-    r"[Ff]eatures and (?:image|video|audio) tokens do not match: tokens: (?P<places>\d+), "
-    r"features:? (?P<embeddings>\d+)": _TOKENS,
-    # lmdeploy/vl/model/base.py of 0.18.0: pictures
-    r"the number of image token id \d+ is not equal to input images, (?P<places>\d+) vs "
-    r"(?P<embeddings>\d+)": ("pictures", "placeholders", False),
-}
-"""Expression: what there was, for what, and whether the model was already at work on it."""
-
-ENVIRONMENT = re.compile(
-    r"OutOfMemory|out of memory|NCCL|Gloo|ECC|No space left|BrokenPipe|ConnectionReset|"
-    r"KeyboardInterrupt|SystemExit|uncorrectable|CUDA driver"
-)
-"""Exceptions that a machine brings about more often than a request does."""
-
-
-def _frames_of(names: Sequence[str]) -> LogPattern:
-    """A line of a traceback that names one of these fields."""
-    fields = "|".join(FIELDS[name] for name in names)
-    return LogPattern(rf"(?:^|[\])])\s{{2,}}\S.*(?:{fields})", *fields.split("|"))
+# --------------------------------------------------------------- what the log says
 
 
 LOG_PATTERNS: Mapping[str, str] = {
-    "exception": crash.LOG_PATTERNS["exception"],
-    "core-exception": r"^\((?!APIServer)\w[^()]* pid=\d+\) ERROR .*\] (?:[A-Za-z_]\w*\.)*[A-Z]\w*"
-    r"(?:Error|Exception): ",
-    "dumped-request": r"Dumping scheduler output for model execution: ",
-    **{f"traceback-{n}": _frames_of(names) for n, names in enumerate(GROUPS)},
     "kv-size": r"GPU KV cache size: |Maximum concurrency for |max_total_num_tokens=",
-    **{expression: expression for expression in MISMATCHES},
+    **cause_rules.PATTERNS,
 }
 """Searched in every live server's log."""
 
-_NUMBER = re.compile(r"(?<![\w.])\d{3,}(?![\w.])")
-_PARAMETER = re.compile(r"(\w+)=(\[[^\]]*\]|\{[^}]*\}|'[^']*'|[^,()]+)")
-_UNSET = frozenset({"None", "[]", "{}", "False", "0", "0.0"})
-_ALWAYS = frozenset({
-    "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "repetition_penalty",
-    "skip_special_tokens", "spaces_between_special_tokens",
-})  # fmt: skip
-"""Fields that nearly every request has, or that are something by default."""
+
+def cause_of(view: View) -> Cause | None:
+    """What ended or stopped the server by its log; None: no log tells, or the server answers."""
+    told = died(view)
+    if told is None and view.answer != "answered" and (read := logged(view)) is not None:
+        told = read.cause if read.cause.name not in cause.NO_END else None
+        lives = view.evidence.facts.get(CORE_ALIVE) is True and view.answer != "failed"
+        if told is not None and lives and told.name not in STANDS:
+            return None
+    return told
 
 
-# ---------------------------------------------------------------- killed by input
+STANDS = cause.NO_END | {CauseClass.HANG, CauseClass.NEVER_FITS}
+"""What is told better by looking at the server itself."""
+
+
+def logged(view: View) -> cause.Judged | None:
+    """What the server's logs tell, the latest reading of each; None: none was read."""
+    read = {data.file: data for _, data in view.evidence.results(LogsData, partial=True)}
+    lines = [line for data in read.values() for line in cause.lines_of(data)]
+    return cause.judge(lines, view.facts.engine) if lines else None
+
+
+def died(view: View) -> Cause | None:
+    """What ended the server by its log; None where it works, or its process lives and nothing
+    fails: then it is an earlier one's end."""
+    told = logged(view)
+    if told is None or told.cause.name in STANDS or view.answer == "answered":
+        return None
+    lives = view.evidence.facts.get(CORE_ALIVE) is True and view.answer != "failed"
+    return None if lives else told.cause
 
 
 def killed_by_input(view: View) -> NamedClass | None:
-    """An exception ended the engine's loop after it had been ready.
-
-    A signal, or the OOM killer, leaves no exception. A server that answers is not dead, whatever
-    its log holds.
-    """
-    ending = _ending(view)
-    if ending is None:
+    """An exception that something ties to a request ended the engine's loop."""
+    ended = died(view)
+    if ended is None or ended.name is not CauseClass.KILLED_BY_INPUT:
         return None
-    before = _exceptions(view, ending)
-    if not before:
-        return None
-    first, last = before[0], before[-1]
-    fields = _fields(view, first, last)
-    dumped = [line for line in _lines(view, "dumped-request") if _near(line, ending)]
-    certainty = Certainty.CERTAIN if fields else Certainty.LIKELY
-    if ENVIRONMENT.search(first.text) and not fields:
-        certainty = Certainty.POSSIBLE
-    what = _plain(first)
-    field = f", by its field {' or '.join(fields)}" if fields else ""
-    return named(
-        LiveClass.KILLED_BY_INPUT,
-        certainty,
-        f"A request ended the engine{field}: {what[:SHOWN]}",
-        [
-            f"first exception ({_where(first)}): {what[:SHOWN]}",
-            f"last exception ({_where(last)}): {_plain(last)[:SHOWN]}" if last != first else "",
-            f"its log says ({_where(ending)}): {ending.text[:SHOWN]}",
-            *(f"{name}: {how}" for name, how in fields.items()),
-            _set_fields(dumped),
-        ],
-    )
-
-
-def _ending(view: View) -> LogLine | None:
-    """The line with which the engine's loop ended, after it had been at work; None where it works,
-    or its process lives and nothing fails: then it is an earlier one's."""
-    fatal = _lines(view, "core-fatal")
-    lives = view.evidence.facts.get(CORE_ALIVE) is True and view.answer != "failed"
-    if not fatal or lives or view.answer == "answered":
-        return None
-    engine = ENGINES.get(view.facts.engine)
-    if engine is not None and not engine.fatal_after_start:
-        # It says the same of a start that failed.
-        worked = view.last_progress
-        if worked is None or worked.number > fatal[0].number:
-            return None
-    return fatal[0]
-
-
-def _exceptions(view: View, ending: LogLine) -> list[LogLine]:
-    """The engine's own, near its end, oldest first; the front's are echoes, or of requests that it
-    refused."""
-    lines = _lines(view, "core-exception")
-    if not lines:  # no marks of processes: only what follows is surely the same one's
-        lines = [
-            line
-            for line in _lines(view, "exception")
-            if line.number > ending.number and "APIServer" not in line.process
-        ]
-    unique = {line.number: line for line in lines if _near(line, ending)}
-    return [unique[number] for number in sorted(unique)]
-
-
-def _near(line: LogLine, ending: LogLine) -> bool:
-    return line.file == ending.file and abs(line.number - ending.number) <= NEAR_LINES
-
-
-def _fields(view: View, first: LogLine, last: LogLine) -> dict[str, str]:
-    """The request's fields that the log blames, and how it does."""
-    dumps = "".join(line.text for line in _lines(view, "dumped-request"))
-    for number in dict.fromkeys(_NUMBER.findall(first.text)):
-        alone = re.compile(rf"(?<!\d){number}(?!\d)")
-        set_there = [(name, v) for name, v in _parameters(dumps) if name not in _ALWAYS]
-        hits = [name for name, value in set_there if alone.search(value)]
-        if hits:
-            return {hits[0]: f"the request that ran had {number} in it, and so has the exception"}
-    for line in (first, last):
-        hits = [name for name, pattern in FIELDS.items() if re.search(pattern, line.text)]
-        if hits:
-            return dict.fromkeys(hits[:2], "the exception names it")
-    inner = [
-        line
-        for n in range(len(GROUPS))
-        for line in _lines(view, f"traceback-{n}")
-        if first.number - INNERMOST_LINES <= line.number < first.number
-        and line.process == first.process
-    ]
-    text = "\n".join(line.text for line in inner)
-    hits = [name for name, pattern in FIELDS.items() if re.search(pattern, text)]
-    return dict.fromkeys(hits[:2], "the frames next to the exception are its")
-
-
-def _parameters(dumped: str) -> list[tuple[str, str]]:
-    """Name and value of the fields of vLLM's ``SamplingParams(…)``, as its dump prints them."""
-    found: list[tuple[str, str]] = []
-    for part in dumped.split("SamplingParams(")[1:]:
-        found += _PARAMETER.findall(part.partition("),")[0])
-    return found
-
-
-def _set_fields(dumped: Sequence[LogLine]) -> str:
-    """Names, never values: they are the user's."""
-    parameters = [one for line in dumped[:1] for one in _parameters(line.text)]
-    names = [n for n, v in parameters if v not in _UNSET and n not in _ALWAYS]
-    if not names:
-        return ""
-    return f"set in the requests that it began to work on: {', '.join(dict.fromkeys(names))}"
-
-
-# ---------------------------------------------------------------- placeholders, grammars, sizes
-
-
-def placeholder_counts(view: View) -> NamedClass | None:
-    """The log holds an engine's own words for N embeddings and M places for them."""
-    for expression, (had, places, inside) in MISMATCHES.items():
-        count = log_count(view.evidence, expression)
-        if not count:
-            continue
-        line = _lines(view, expression)[0]
-        match = re.search(expression, line.text)
-        if match is None or match["embeddings"] == match["places"]:
-            continue
-        return named(
-            LiveClass.PLACEHOLDER_COUNTS,
-            Certainty.CERTAIN if inside else Certainty.LIKELY,
-            f"The engine had {match['embeddings']} {had} for {match['places']} {places}.",
-            [f"{count} lines in its log, first ({_where(line)}): {line.text[:SHOWN]}"],
-        )
-    return None
+    return named(LiveClass.KILLED_BY_INPUT, ended.certainty, ended.sentence, ended.why)
 
 
 def grammar_exception(view: View) -> NamedClass | None:
     """The exception that ended the engine is a grammar's."""
-    ending = _ending(view)
-    if ending is None:
+    ended = died(view)
+    if ended is None or ended.name is not CauseClass.KILLED_BY_INPUT:
         return None
-    wanted = re.compile(GRAMMAR_ERROR)
-    line = next((one for one in _exceptions(view, ending) if wanted.search(one.text)), None)
-    if line is None:
+    if not cause_rules.GRAMMAR.search(ended.exception):
         return None
-    return named(
-        LiveClass.GRAMMAR_LOOP,
-        Certainty.CERTAIN,
-        f"A grammar ended the engine: {_plain(line)[:SHOWN]}",
-        [f"its log ({_where(line)}): {line.text[:SHOWN]}"],
-    )
+    sentence = f"A grammar ended the engine: {ended.exception}"
+    return named(LiveClass.GRAMMAR_LOOP, Certainty.CERTAIN, sentence, ended.why[:1])
+
+
+def placeholder_counts(view: View) -> NamedClass | None:
+    """The log holds an engine's own words for N embeddings and M places for them."""
+    told = logged(view)
+    for one in told.noted if told else ():
+        return named(LiveClass.PLACEHOLDER_COUNTS, one.certainty, one.sentence, one.why)
+    return None
 
 
 def capacity(view: View) -> str:
     """What the log says of the KV cache's size; "" when it says nothing."""
-    lines = _lines(view, "kv-size")
+    lines = log_lines(view.evidence, "kv-size")
     return f"its log says: {'; '.join(line.text[:120] for line in lines[:2])}" if lines else ""
-
-
-def _lines(view: View, pattern: str) -> list[LogLine]:
-    return sorted(log_lines(view.evidence, pattern), key=lambda line: line.number)
-
-
-def _where(line: LogLine) -> str:
-    process = f"{line.process}, " if line.process else ""
-    return f"{process}{line.time or f'line {line.number}'}"
-
-
-def _plain(line: LogLine) -> str:
-    """From the exception's name on."""
-    match = re.search(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .*", line.text)
-    return match[0] if match else line.text

@@ -11,10 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
+from mmrepro.engines import log_marks
 from mmrepro.engines.base import UVICORN_STARTS
 from mmrepro.failure.documents.diagnosis import Effect
 from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import discover
+from mmrepro.live.diagnose.cause_rules import ANCHORS
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.options import DiagnoseCommand
@@ -359,6 +361,8 @@ class Collector:
                 max_bytes=MAX_LOG_BYTES,
                 added=added,
                 life=Life(starts, since),
+                marks=log_marks(),
+                around=ANCHORS,
             )
 
         logs = self.target.facts.logs[:MAX_LOGS]

@@ -106,9 +106,9 @@ def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, s
 
     ``match`` needs every required condition of both parts, and a server that can fail so.
     ``likely`` needs a part of the symptom and half of the cause, and none that speaks against it;
-    ``symptom-only`` the whole symptom, and a cause that is unseen or there in part. What could not
-    be seen never counts for it. Whether this server can fail so caps the fit: if unknown, at
-    ``likely``; if it cannot, at ``symptom-only``.
+    ``symptom-only`` the whole symptom, and a cause of which no condition is known not to be met.
+    What could not be seen never counts for it. Whether this server can fail so caps the fit: if
+    unknown, at ``likely``; if it cannot, at ``symptom-only``.
     """
     symptom = [r for r in results if r.required and r.part == "symptom"]
     cause = [r for r in results if r.required and r.part == "cause"]
@@ -117,7 +117,7 @@ def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, s
     against = _names(results, Truth.NOT_MET)
     if exposure.truth is Truth.NOT_MET:
         cannot = f"it cannot happen here ({exposure.observed})"
-        if symptom_truth is Truth.MET and (cause_truth is not Truth.NOT_MET or _met(cause)):
+        if symptom_truth is Truth.MET and cause_truth is not Truth.NOT_MET:
             return Fit.SYMPTOM_ONLY, f"it looks like this, but {cannot}"
         return Fit.NOT_THIS, f"{cannot}; " + _left(against, unknown)
     if symptom_truth is Truth.MET and cause_truth is Truth.MET:
@@ -128,10 +128,12 @@ def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, s
     shown = _met(symptom) and 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
     if not against and shown:
         return Fit.LIKELY, f"nothing speaks against it; not seen: {unknown}"
-    # A cause of which nothing is met and something is not: it only looks alike.
-    if symptom_truth is Truth.MET and (cause_truth is Truth.UNKNOWN or _met(cause)):
-        missing = f"not met: {against}" if against else f"not seen: {unknown}"
-        return Fit.SYMPTOM_ONLY, f"it looks like this, but its cause was not seen ({missing})"
+    # A condition that tells it from its neighbours and is not met: it only looks alike.
+    if symptom_truth is Truth.MET and cause_truth is Truth.UNKNOWN:
+        return (
+            Fit.SYMPTOM_ONLY,
+            f"it looks like this, but its cause was not seen (not seen: {unknown})",
+        )
     if exposure.truth is Truth.MET:
         now = _left(against, unknown)
         return Fit.EXPOSED, f"it can happen here ({exposure.observed}); now: {now}"

@@ -22,12 +22,13 @@ from mmrepro.failure.documents import EVIDENCE_DIR, Incident
 from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.failure.documents.folder import discard, make_run_dir, write_incident
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
-from mmrepro.live.diagnose import discover, general
+from mmrepro.live.diagnose import classes_logged, discover, general
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.match import all_scenarios, known_hang, match_all, union
 from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeStatus, RawSink
 from mmrepro.probes.data import LogsData, MetricsData
 from mmrepro.probes.stacks import HOW_TO_ALLOW
@@ -123,17 +124,22 @@ def _look(
         if assessment.state in WORTH_MORE:
             _catch_locals(collector, _of_engine(scenarios, facts))
         live = _live(facts, options.deadline_s)
-        return Diagnosis(
+        diagnosis = Diagnosis(
             mmrepro_version=__version__,
             taken=taken,
             target=facts,
             assessment=assessment,
+            cause=classes_logged.cause_of(View(facts, evidence)),
             classes=classes(evidence, facts),
             since=_since(evidence, assessment.state),
             matches=match_all(scenarios, evidence, live),
             unseen=_unseen(target, evidence),
             effect=collector.effect(),
         )
+        for result, data in evidence.results(LogsData, partial=True):
+            # It has judged, and stays out of the incident: it is long, and has clients' words.
+            result.data = data.model_copy(update={"excerpt": []})
+        return diagnosis
     finally:
         collector.close()
 

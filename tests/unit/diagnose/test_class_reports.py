@@ -53,13 +53,13 @@ def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) 
     assert "1151935" in page
     shown = io.StringIO()
     print_page(compose_diagnosis(None, found.diagnosis), Console(file=shown, width=400))
-    assert (
-        "Class killed-by-input, certain: A request ended the engine, by its field"
-        in shown.getvalue()
-    )
-    assert "[bold]y[/bold]" in shown.getvalue()
+    assert "Cause killed-by-input, certain, by its log (Worker pid=" in shown.getvalue()
+    assert "A request ended the engine, by its field stop_token_ids" in shown.getvalue()
+    assert "<script>x</script> [bold]" in shown.getvalue()
     document = json.loads((gone.out / "incident.json").read_text())
     assert document["diagnosis"]["classes"][0]["name"] == "killed-by-input"
+    assert document["diagnosis"]["cause"]["class"] == "killed-by-input"
+    assert "excerpt" not in json.dumps(document["evidence"]).replace('"excerpt": []', "")
 
 
 def test_the_schema_tells_of_classes_and_of_connections() -> None:

@@ -281,7 +281,7 @@ def test_whether_it_can_happen_here_caps_the_fit() -> None:
     unseen = one("symptom", MET), one("cause", UNKNOWN)
     assert fit(NOT_MET, *unseen) == (Fit.SYMPTOM_ONLY, told)
     partly = one("symptom", MET), one("cause", MET), one("cause", NOT_MET, "d")
-    assert fit(NOT_MET, *partly) == (Fit.SYMPTOM_ONLY, told)
+    assert fit(NOT_MET, *partly)[0] is Fit.NOT_THIS
     missed = one("symptom", MET), one("cause", NOT_MET)
     told = "it cannot happen here (said); not met: c-cause"
     assert fit(NOT_MET, *missed) == (Fit.NOT_THIS, told)
@@ -298,7 +298,9 @@ def test_each_fit_at_its_edge() -> None:
     third = one("cause", UNKNOWN, "e")
     assert fit(MET, *two, third) == (Fit.SYMPTOM_ONLY, f"{look} (not seen: d-cause, e-cause)")
     against = one("symptom", MET), one("cause", MET), one("cause", NOT_MET, "d")
-    assert fit(MET, *against) == (Fit.SYMPTOM_ONLY, f"{look} (not met: d-cause)")
+    # A failure's neighbours share all but one of its conditions: that one is not met.
+    assert fit(UNKNOWN, *against) == (Fit.NOT_THIS, "not met: d-cause")
+    assert fit(MET, *against) == (Fit.EXPOSED, "it can happen here (said); now: not met: d-cause")
     missed = one("symptom", MET), one("cause", NOT_MET), one("cause", UNKNOWN, "d")
     assert fit(MET, *missed) == (Fit.EXPOSED, "it can happen here (said); now: not met: c-cause")
     assert fit(UNKNOWN, *missed) == (Fit.NOT_THIS, "not met: c-cause")
