@@ -174,8 +174,10 @@ class Frame(Record):
 class ThreadStack(Record):
     tid: int | None
     name: str
-    active: bool
-    owns_gil: bool
+    active: Annotated[
+        bool | None, Field(description="it runs; None: gdb and faulthandler do not say")
+    ]
+    owns_gil: Annotated[bool | None, Field(description="None: it is not known")]
     frames: Annotated[list[Frame], Field(description="innermost first")]
 
     def within(self, *functions: str) -> bool:
@@ -191,12 +193,25 @@ class ThreadStack(Record):
 
 
 class StackSample(Record):
+    """One process at one moment.
+
+    ``pid`` is negative where a text does not print it: another number for each such process.
+    """
+
     pid: int
     taken: Moment
     blocking: Annotated[bool, Field(description="the process was paused for this sample")]
     seconds: Annotated[float, Field(description="how long taking it took")] = 0.0
     threads: list[ThreadStack]
     error: str = ""
+    title: Annotated[str, Field(description="of a text: what it calls the process")] = ""
+    tool: Annotated[
+        Literal["py-spy", "gdb", "faulthandler"], Field(description="what wrote the stacks down")
+    ] = "py-spy"
+    reason: Annotated[
+        str, Field(description="of a text: why it was written, e.g. a signal; empty: on demand")
+    ] = ""
+    line: Annotated[int, Field(description="of a text: the line with which it begins")] = 0
 
 
 class StacksData(ProbeData):
@@ -419,6 +434,64 @@ class LogsData(ProbeData):
         return self.last_progress or next(reversed(self.matches.get(WORKED, [])), None)
 
 
+# ------------------------------------------------------------------ dumps
+
+
+class DumpKind(StrEnum):
+    PY_SPY = "py-spy"
+    GDB = "gdb"
+    FAULTHANDLER = "faulthandler"
+    WATCHDOG = "vllm-watchdog"
+    METRICS = "metrics"
+    NVIDIA_SMI = "nvidia-smi"
+    REQUESTS = "request-dump"
+
+
+KIND_WORDS: dict[DumpKind, str] = {
+    DumpKind.PY_SPY: "stacks, by py-spy",
+    DumpKind.GDB: "stacks, by gdb",
+    DumpKind.FAULTHANDLER: "stacks, by Python's faulthandler",
+    DumpKind.WATCHDOG: "stacks, by vLLM's watchdog",
+    DumpKind.METRICS: "Prometheus metrics",
+    DumpKind.NVIDIA_SMI: "output of nvidia-smi",
+    DumpKind.REQUESTS: "requests, as SGLang dumps them",
+}
+
+
+class DumpedRequest(Record):
+    """One request of a dump. A user's words are not kept."""
+
+    id: str = ""
+    created: Annotated[float | None, Field(description="seconds since 1970")] = None
+    ended: Annotated[
+        float | None, Field(description="as created; of an unfinished one the dump's time")
+    ] = None
+    finished: bool
+    finish_reason: str = ""
+    prompt_chars: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    media: Annotated[int, Field(description="pictures, videos and sounds")] = 0
+    fields: Annotated[
+        dict[str, str], Field(description="what its client set: numbers, else how much of it")
+    ] = {}
+
+
+class RequestDumpData(ProbeData):
+    """The requests that an engine wrote down, as SGLang does before a crash."""
+
+    kind: Literal["request-dump"] = "request-dump"
+    file: str
+    count: int
+    requests: Annotated[list[DumpedRequest], Field(description="the last 2000")]
+    options: Annotated[dict[str, str], Field(description="the server's, that matter")] = {}
+    command: Annotated[list[str], Field(description="with which the server was started")] = []
+
+    @property
+    def unfinished(self) -> list[DumpedRequest]:
+        return [request for request in self.requests if not request.finished]
+
+
 AnyProbeData = Annotated[
     HttpData
     | InferenceData
@@ -428,7 +501,8 @@ AnyProbeData = Annotated[
     | SyscallsData
     | ConnectionsData
     | GpuData
-    | LogsData,
+    | LogsData
+    | RequestDumpData,
     Field(discriminator="kind"),
 ]
 

@@ -310,16 +310,55 @@ def parse_dump(raw: bytes) -> list[ThreadStack]:
     Raises:
         ValueError: it is not what py-spy writes.
     """
-    try:
-        document = json.loads(raw)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(document, list):
-        raise ValueError("not a list of threads")
-    try:
-        return [_thread(item) for item in document[:MAX_THREADS]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a thread: {error!r}") from error
+    return [thread for process in parse_processes(raw) for thread in process.threads]
+
+
+@dataclass(frozen=True)
+class PyProcess:
+    """One process of a dump. ``pid`` is None where its threads do not say it (py-spy 0.3)."""
+
+    pid: int | None
+    title: str
+    threads: list[ThreadStack]
+
+
+def parse_processes(raw: bytes | str) -> list[PyProcess]:
+    """Each process of one or several ``py-spy dump --json`` that follow each other.
+
+    Raises:
+        ValueError: it is not what py-spy writes.
+    """
+    text = raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
+    decoder, at = json.JSONDecoder(), 0
+    found: list[PyProcess] = []
+    while True:
+        # With --subprocesses a line of dashes may stand between two processes.
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr] # it may match nothing
+        if at >= len(text) and found:
+            return found
+        try:
+            document, at = decoder.raw_decode(text, at)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        if not isinstance(document, list):
+            raise ValueError("not a list of threads")
+        try:
+            found += _processes(document[:MAX_THREADS])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a thread: {error!r}") from error
+
+
+_BETWEEN = re.compile(r"[\s-]*")
+
+
+def _processes(items: list[dict[str, Any]]) -> list[PyProcess]:
+    by_pid: dict[int | None, PyProcess] = {}
+    for item in items:
+        pid, about = item.get("pid"), item.get("process_info") or {}
+        pid = pid if isinstance(pid, int) else None
+        process = by_pid.setdefault(pid, PyProcess(pid, _text(about.get("command_line"), 500), []))
+        process.threads.append(_thread(item))
+    return [*by_pid.values()] or [PyProcess(None, "", [])]
 
 
 def _thread(item: dict[str, Any]) -> ThreadStack:

@@ -19,7 +19,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import Case, How
-from mmrepro.reports.logs import cause_rows
+from mmrepro.reports.logs import cause_rows, dump_rows
 
 _FITS: Final[dict[Fit, b.Tone]] = {
     Fit.MATCH: "bad",
@@ -120,6 +120,8 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
         at = ", ".join(filter(None, [diagnosis.cause.process, diagnosis.cause.time]))
         why = f", {diagnosis.cause.certainty.value}, by its log ({at}): "
         yield b.p("Cause ", b.code(diagnosis.cause.name.value), why, diagnosis.cause.sentence)
+    if diagnosis.dumps is not None:
+        yield b.Facts([*dump_rows(diagnosis.dumps, few=True)], "what the dumps show")
     told = diagnosis.cause.name.value if diagnosis.cause else ""
     for one in [c for c in diagnosis.classes if c.name != told][:2] if not diagnosis.found else []:
         sure = f", {one.certainty.value}: {one.sentence}"

@@ -25,6 +25,7 @@ COMMANDS = {
     "accept": ("accept:accept", "Try all that only this machine can show."),
     "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
+    "find": ("find:find", "Find the known failure that a text, log or issue is."),
     "claims": ("scenarios:claims", "List each report's claims, and what runs show of them."),
     "show": ("scenarios:show", "Show one failure mode: symptom, cause, mitigations."),
     "collide": ("collide:collide", "Find two pictures that an engine takes for one."),

@@ -31,7 +31,7 @@ class LogsCommand(Command):
 def logs(asked: LogsCommand) -> None:
     """Read a server's logs: what ended it, which process first, when, and its last progress.
 
-    Exit status: 0 they were read; 3 they could not be, or not to the end, or are no logs.
+    Exit status: 0 they were read; 2 nothing could be; 3 not to the end, or it is no log.
 
     Example:  mmrepro logs /var/log/vllm/server.log
     """

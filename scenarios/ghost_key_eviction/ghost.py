@@ -66,12 +66,14 @@ def in_the_loop(stacks: StacksData) -> Finding:
         text = f"{THREAD} in {len(threads)} of {len(stacks.samples)} samples"
         absent = not threads and len(stacks.samples) >= MIN_SAMPLES
         return Finding.of(False, text) if absent else Finding.unknown(text)
-    inside = [t for t in threads if t.active and t.within(*LOOP)]
+    inside = [t for t in threads if t.active is not False and t.within(*LOOP)]
     popping = sum(t.within("popitem", *LOOP) for t in inside)
     text = (
         f"{len(inside)} of {len(threads)} samples inside the loop, {popping} of them in "
-        f"popitem, {sum(t.owns_gil for t in inside)} with the GIL"
+        f"popitem, {sum(bool(t.owns_gil) for t in inside)} with the GIL"
     )
+    if inside and not any(t.active for t in inside):
+        return Finding.unknown(f"{text}; whether it runs is not shown")
     return Finding.of(len(inside) == len(threads) and popping > 0, text)
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.base.records import Document, Record
+from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.probes.data import LogLine, LogsData
 from pydantic import ConfigDict, Field
 
@@ -130,8 +131,12 @@ class LogReading(Document):
     servers: list[ServerInLog]
     unread: Annotated[str, Field(description="why it was not read to its end; empty: it was")] = ""
     log: Annotated[LogsData, Field(description="counts, last words, chosen patterns")]
+    dumps: Annotated[
+        DumpReading | None, Field(description="stacks, metrics and others; None: there are none")
+    ] = None
 
     @property
     def exit_code(self) -> int:
-        """0 it was read; 3 not to its end, or it is no log of a server."""
-        return 3 if self.unread or self.cause.name is CauseClass.NOT_A_LOG else 0
+        """0 it was read; 3 not to its end, or it is neither a log of a server nor a dump."""
+        neither = self.cause.name is CauseClass.NOT_A_LOG and self.dumps is None
+        return 3 if self.unread or neither else 0

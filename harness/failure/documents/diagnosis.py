@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from mmrepro.base.records import Document, Moment, Record
 from mmrepro.failure.documents.cause import Cause, Certainty as Certainty
+from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature import ConditionResult
 from mmrepro.probes.data import Frame
 from pydantic import Field
@@ -225,6 +226,9 @@ class Diagnosis(Document):
     taken: Moment
     target: TargetFacts
     assessment: Assessment
+    dumps: Annotated[
+        DumpReading | None, Field(description="of files that were given; None: none was a dump")
+    ] = None
     cause: Annotated[
         Cause | None, Field(description="what its log tells of its end; None: no log, or it lives")
     ] = None

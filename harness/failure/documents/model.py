@@ -176,8 +176,8 @@ class KeyStack(Record):
         return cls(
             process=process,
             thread=stack.name,
-            active=stack.active,
-            owns_gil=stack.owns_gil,
+            active=bool(stack.active),
+            owns_gil=bool(stack.owns_gil),
             frames=[KeyFrame(**frame.model_dump()) for frame in stack.frames],
             seen=seen,
             samples=samples,

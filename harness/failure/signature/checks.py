@@ -330,8 +330,10 @@ def stays_in(stacks: StacksData, thread: str, path: Sequence[str], callee: str) 
     if len(threads) < MIN_SAMPLES:
         return Finding.unknown(f"{thread} in {len(threads)} of {len(stacks.samples)} samples")
     inside = [one for one in threads if one.within(*path)]
-    running = sum(one.active for one in inside)
+    running = sum(one.active is True for one in inside)
     calling = sum(one.within(callee, *path) for one in inside)
     text = f"{len(inside)} of {len(threads)} samples in {path[0]}, {calling} in {callee}"
-    stays = len(inside) == len(threads) and calling > 0 and running > 0
-    return Finding.of(stays, f"{text}, {running} running")
+    stays = len(inside) == len(threads) and calling > 0
+    if stays and not running and any(one.active is None for one in inside):
+        return Finding.unknown(f"{text}; whether it runs is not shown")
+    return Finding.of(stays and running > 0, f"{text}, {running} running")

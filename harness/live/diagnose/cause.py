@@ -15,7 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
-from mmrepro.failure.documents.cause import CAUSE_WORDS, Cause, CauseClass as C, ServerInLog
+from mmrepro.failure.documents.cause import (
+    CAUSE_WORDS,
+    Cause,
+    CauseClass as C,
+    ServerInLog,
+    StartCause,
+)
 from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_advice import advice_for
@@ -252,7 +258,7 @@ class _Life:
     # ------------------------------------------------------------ work
 
     @cached_property
-    def progress(self) -> list[LogLine]:
+    def progress(self) -> list[_Placed]:
         """Lines of work done; without any, answers of the front."""
         strong = [
             line for line, text in zip(self.lines, self.words, strict=True) if _moved(line, text)
@@ -486,7 +492,7 @@ class _Life:
         cause = self._cause(named, why)
         return cause.model_copy(update={"start": start}) if start else cause
 
-    def _below(self, one: Raised | None) -> rules.StartCause | None:
+    def _below(self, one: Raised | None) -> StartCause | None:
         answers = (rule(self.lines, one, self.engine) for rule in rules.START_RULES)
         return next((answer for answer in answers if answer is not None), None)
 
@@ -764,7 +770,8 @@ def _alone(line: LogLine, text: str) -> Event | None:
     rule = rules.meaning(text, exception=False)
     if rule is None or not _loud(line, rule) or rules.HEARTBEAT.search(text):
         return None
-    shown, why, process = line.text.strip(), (), line.process
+    why: tuple[str, ...] = ()
+    shown, process = line.text.strip(), line.process
     if "%|" in shown and (found := rule.expression.search(line.text)):
         shown = line.text[found.start() :].strip()  # a bar of progress stands before it
     if match := rules.XID.search(text):

@@ -219,7 +219,9 @@ RULES: tuple[Rule, ...] = (
         r"[Ww]atchdog timeout(?: \(self\.| for| after|$|!)|Watchdog\w* (?:timed out|timeout)|"
         r"Engine iteration timed out\. This should never happen|"
         r"Health check failed\. (?:Server )?[Cc]ouldn't get a response from detokenizer|"
-        r"Engine is stuck|engine step .{0,30}stuck|\[Watchdog\].{0,120}(?:no progress|stuck|hang)",
+        r"Engine is stuck|engine step .{0,30}stuck|\[Watchdog\].{0,120}(?:no progress|stuck|hang)|"
+        # vllm/utils/watch_dog.py, in its pull request vllm#55700
+        r"\[Watchdog\]Dumped stack to .{0,300} due to feed timeout",
         LIKELY,
         effect=True,
     ),
@@ -503,7 +505,8 @@ ANCHORS = re.compile(
     r"encountered a fatal error|failed to start|died unexpectedly|EngineDeadError|already dead|"
     r"hit an exception|SIGQUIT received|sigquit from a child|scheduler is dead|loop failed|"
     r"background task failed|output_handler failed|initialization failed|Watchdog caught|"
-    r"atchdog timeout|watchdog thread terminated|Fatal Python error|terminate called|"
+    r"atchdog timeout|\[Watchdog\]Dumped|watchdog thread terminated|Fatal Python error|"
+    r"terminate called|"
     r"Segmentation fault|SIGSEGV|SIGBUS|SIGABRT|Segfault encountered|core dumped|Killed|"
     r"Out of memory: |oom-kill|NVRM: |CUDA error|HIP error|CUDA runtime error|out of memory|"
     r"OutOfMemoryError|illegal memory access|Too many open files|No space left on device|"

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, Engine, get_engine, log_marks
-from mmrepro.failure.documents.cause import LogReading
-from mmrepro.live.diagnose import cause, cause_rules
+from mmrepro.failure.documents.cause import CauseClass, LogReading, ServerInLog
+from mmrepro.failure.documents.dumps import DumpReading
+from mmrepro.failure.signature.live_server import LOG_PATTERNS
+from mmrepro.live.diagnose import cause, cause_rules, dumps
 from mmrepro.live.diagnose.match import all_scenarios
-from mmrepro.probes.base import run_probe
+from mmrepro.probes.base import ProbeResult, run_probe
+from mmrepro.probes.data import AnyProbeResult, LogPattern, LogsData, StacksData
+from mmrepro.probes.dumps import Dump, stacks_in_log
 from mmrepro.probes.log_files import kept, logs_in, with_rotated
 from mmrepro.probes.logs import LogsProbe, identify
+from mmrepro.probes.stack_texts import NEEDLES
 
 PEEK_BYTES = 1 << 20
+STACKS = "stacks"
+STACKS_HERE = LogPattern("|".join(map(re.escape, NEEDLES)), *NEEDLES)
+NO_CAUSE = frozenset({
+    CauseClass.UNKNOWN, CauseClass.ALIVE, CauseClass.NOT_A_LOG, CauseClass.DIED_WITHOUT_A_WORD,
+})  # fmt: skip
 
 
 def read_logs(
@@ -33,11 +44,18 @@ def read_logs(
         UsageError: no such engine, or nothing could be read.
     """
     with tempfile.TemporaryDirectory(prefix="mmrepro-logs-") as folder:
-        files = kept(paths, Path(folder))
+        given, files = dumps.sort(kept(paths, Path(folder)))
+        if given and not files:
+            return _of_dumps(dumps.read(given, engine="" if engine == "auto" else engine))
         chosen = get_engine(engine) if engine != "auto" else _written_by(files)
         probe = LogsProbe(
             files,
-            {**cause_rules.PATTERNS, **scenario_patterns(chosen)},
+            {
+                **cause_rules.PATTERNS,
+                **LOG_PATTERNS,
+                **scenario_patterns(chosen),
+                STACKS: STACKS_HERE,
+            },
             chosen.progress_pattern if chosen else None,
             added=chosen.added_pattern or None if chosen else None,
             rotated=not alone,
@@ -45,6 +63,7 @@ def read_logs(
             around=cause_rules.ANCHORS,
         )
         result = run_probe(probe, Path(folder), deadline_s)
+        stacks = _stacks_in(result.data)
     data = result.data
     if data is None or not data.bytes_read:
         raise UsageError(f"No log could be read: {result.reason}.", hint="mmrepro logs FILE")
@@ -53,7 +72,7 @@ def read_logs(
     found = cause.servers(data)
     first = found[0]
     own = {name: lines for name, lines in data.matches.items() if name not in cause_rules.PATTERNS}
-    return LogReading(
+    reading = LogReading(
         mmrepro_version=__version__,
         engine=first.engine,
         release=first.release,
@@ -65,6 +84,70 @@ def read_logs(
         unread="" if result.ok else result.reason,
         log=data.model_copy(update={"excerpt": [], "matches": own, "servers": []}),
     )
+    return _beside(reading, given, result, stacks) if given or stacks else reading
+
+
+def _of_dumps(found: DumpReading) -> LogReading:
+    """Dumps without a log."""
+    ended = dumps.cause_of(found)
+    files = [one.file for one in found.files]
+    unread = [one.sentence for one in found.files if not one.read]
+    return LogReading(
+        mmrepro_version=__version__,
+        engine=found.engine,
+        release=found.release,
+        cause=ended,
+        servers=[ServerInLog(engine=found.engine, release=found.release, cause=ended)],
+        unread="; ".join(unread) if len(unread) == len(files) else "",
+        log=LogsData(file=", ".join(files), files=files, bytes_read=0, skipped_bytes=0, lines=0),
+        dumps=found,
+    )
+
+
+def _beside(
+    reading: LogReading,
+    given: Sequence[Dump],
+    result: ProbeResult[LogsData],
+    stacks: Mapping[Path, StacksData],
+) -> LogReading:
+    """With what dumps, and stacks in the log, show besides. They name the cause where the log does
+    not."""
+    found = dumps.read(
+        given,
+        [AnyProbeResult.model_validate(_named_by_expression(result).model_dump())],
+        in_logs=stacks,
+        engine=reading.engine,
+        release=reading.release,
+    )
+    ended = dumps.cause_of(found)
+    unknown = reading.cause.name in NO_CAUSE and ended.name not in NO_CAUSE
+    changes = {
+        "dumps": found,
+        "engine": reading.engine or found.engine,
+        "cause": ended if unknown else reading.cause,
+    }
+    return reading.model_copy(update=changes)
+
+
+def _named_by_expression(result: ProbeResult[LogsData]) -> ProbeResult[LogsData]:
+    """As ``match_all`` asks for them: each pattern under its own expression."""
+    data = result.data
+    assert data is not None
+    matches, counts = dict(data.matches), dict(data.match_counts)
+    for name, expression in scenario_patterns(ENGINES.get(data.engine)).items():
+        if name in data.match_counts:
+            counts[expression] = data.match_counts[name]
+            matches[expression] = data.matches.get(name, [])
+    changes = {"matches": matches, "match_counts": counts}
+    return result.model_copy(update={"data": data.model_copy(update=changes)})
+
+
+def _stacks_in(data: LogsData | None) -> dict[Path, StacksData]:
+    """Stacks that the logs hold themselves, by file: looked for where a line is of some."""
+    if data is None or not data.match_counts.get(STACKS):
+        return {}
+    found = {Path(file): stacks_in_log(Path(file)) for file in data.files or [data.file]}
+    return {file: stacks for file, stacks in found.items() if stacks is not None}
 
 
 def _written_by(files: Iterable[Path]) -> Engine | None:

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmrepro import __version__
@@ -22,7 +22,7 @@ from mmrepro.failure.documents import EVIDENCE_DIR, Incident
 from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.failure.documents.folder import discard, make_run_dir, write_incident
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
-from mmrepro.live.diagnose import classes_logged, discover, general
+from mmrepro.live.diagnose import classes_logged, discover, dumps, general
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import Target
@@ -105,6 +105,8 @@ def _look(
     scenarios: Sequence[Scenario],
 ) -> Diagnosis:
     facts, evidence = target.facts, recorder.evidence
+    given, logs = dumps.sort(options.logs)  # of another moment than this look: judged by themselves
+    options = replace(options, logs=tuple(logs))
     collector = Collector(target, options, recorder)
     try:
         try:
@@ -124,11 +126,15 @@ def _look(
         if assessment.state in WORTH_MORE:
             _catch_locals(collector, _of_engine(scenarios, facts))
         live = _live(facts, options.deadline_s)
+        logged = [r for r in evidence.probes if isinstance(r.data, LogsData) and r.ok]
         diagnosis = Diagnosis(
             mmrepro_version=__version__,
             taken=taken,
             target=facts,
             assessment=assessment,
+            dumps=dumps.read(given, logged, engine=facts.engine, release=facts.release)
+            if given
+            else None,
             cause=classes_logged.cause_of(View(facts, evidence)),
             classes=classes(evidence, facts),
             since=_since(evidence, assessment.state),

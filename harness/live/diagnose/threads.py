@@ -59,11 +59,11 @@ class Course:
 
     @property
     def active(self) -> int:
-        return sum(stack.active for stack in self.stacks)
+        return sum(bool(stack.active) for stack in self.stacks)
 
     @property
     def with_gil(self) -> int:
-        return sum(stack.owns_gil for stack in self.stacks)
+        return sum(bool(stack.owns_gil) for stack in self.stacks)
 
     @property
     def stays(self) -> bool:
@@ -114,7 +114,8 @@ def bare(frame: Frame) -> str:
 
 
 def where(frame: Frame) -> str:
-    return f"{frame.function} ({frame.file}:{frame.line})"
+    place = f"{frame.file}:{frame.line}" if frame.line else frame.file
+    return f"{frame.function} ({place})"
 
 
 def _python(frames: Sequence[Frame]) -> list[Frame]:

@@ -186,12 +186,14 @@ def standing(samples: Sequence[StackSample]) -> list[ThreadStack]:
         for thread in sample.threads:
             by_thread.setdefault((thread.tid, thread.name), []).append(thread)
     kept = [seen for seen in by_thread.values() if len(seen) >= SHARE * len(samples)]
-    kept.sort(key=lambda seen: sum(2 * t.active + t.owns_gil for t in seen), reverse=True)
+    kept.sort(
+        key=lambda seen: sum(2 * bool(t.active) + bool(t.owns_gil) for t in seen), reverse=True
+    )
     return [
         seen[-1].model_copy(
             update={
                 "frames": _shared(seen),
-                "active": 2 * sum(t.active for t in seen) > len(seen),
+                "active": 2 * sum(bool(t.active) for t in seen) > len(seen),
                 "owns_gil": any(t.owns_gil for t in seen),
             }
         )

@@ -148,7 +148,7 @@ def hang_path(
 
 def _busy(thread: Sequence[ThreadStack]) -> int:
     """Two for each sample in which it runs with the interpreter's lock."""
-    return sum(one.active + one.owns_gil for one in thread)
+    return sum(bool(one.active) + bool(one.owns_gil) for one in thread)
 
 
 def _whole(thread: Sequence[ThreadStack]) -> list[list[Frame]]:

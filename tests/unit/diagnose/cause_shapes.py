@@ -312,8 +312,8 @@ SHAPES: tuple[Shape, ...] = (
       "NoFreeBlocksError"),
     # ------------------------------------------------------------ collectives
     Shape("NCCL times out, vLLM", C.COLLECTIVE_TIMEOUT,
-      worked() + "[rank3]:[E309 08:51:10.118903881 ProcessGroupNCCL.cpp:685] [Rank 3] Watchdog caught "
-      "collective operation timeout: WorkNCCL(SeqNum=4101, OpType=ALLGATHER, NumelIn=1, "
+      worked() + "[rank3]:[E309 08:51:10.118903881 ProcessGroupNCCL.cpp:685] [Rank 3] Watchdog "
+      "caught collective operation timeout: WorkNCCL(SeqNum=4101, OpType=ALLGATHER, NumelIn=1, "
       "NumelOut=4, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
       + logged(CORE, "core_client.py:605", "Engine core proc EngineCore_DP0 died unexpectedly, "
       "shutting down client.", at="08:51:14"), "ALLGATHER", "3"),

@@ -342,6 +342,51 @@ def test_an_export_with_its_newest_lines_first_is_turned_round(tmp_path: Path) -
     assert whole.line == len(lines) + 1 - turned.line
 
 
+# ---------------------------------------------------------------- the command
+
+
+def ran(*words: str, stdin: str = "") -> tuple[int, str]:
+    from mmrepro.cli.app import app
+    from typer.testing import CliRunner
+
+    result = CliRunner().invoke(app, ["logs", *words], input=stdin)
+    return result.exit_code, result.stdout
+
+
+def test_the_first_screen_has_the_cause_first_and_the_verdict_last(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text(in_worker("KeyError: 'k'"))
+    code, text = ran(str(tmp_path / "server.log"))
+    lines = text.splitlines()
+    assert code == 0
+    assert len(lines) <= 20
+    assert "KeyError: 'k'" in lines[0]
+    assert lines[-1].startswith("ENGINE-DEFECT (likely): vllm 0.24.0, 1 file")
+    assert "first to fail  Worker_TP1 pid=233, 03-09 08:41:33, line 9" in text
+    assert "last progress  03-09 08:40:10 line 4" in text
+    full = ran(str(tmp_path / "server.log"), "--full")[1]
+    assert "Last words" in full
+    assert "EngineCore pid=142" in full
+
+
+def test_json_is_one_document_with_the_documented_names(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/server.log").write_text(fatal("torch.OutOfMemoryError: CUDA out of memory."))
+    code, text = ran(str(tmp_path / "logs"), "--json")
+    told = json.loads(text)
+    assert (code, told["$id"], told["engine"]) == (0, "urn:mmrepro:logs:1", "vllm")
+    assert told["cause"]["class"] == "out-of-gpu-memory"
+    assert told["last_progress"]["time"] == "03-09 08:40:10"
+    assert told["servers"][0]["cause"] == told["cause"]
+    assert LogReading.model_validate(told).exit_code == 0
+
+
+def test_what_is_no_log_ends_with_3(tmp_path: Path) -> None:
+    (tmp_path / "dump.txt").write_text('Process 7: x\nPython v3.12\n\nThread 7 (idle): "Main"\n')
+    code, text = ran(str(tmp_path / "dump.txt"))
+    assert code == 3
+    assert text.startswith("This is a py-spy dump.")
+
+
 # ---------------------------------------------------------------- tables
 
 

@@ -1,0 +1,182 @@
+"""``mmrepro find``: which known failure a text, a log or an issue belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import command
+
+if TYPE_CHECKING:
+    from mmrepro.tools.catalogue.find import Entry, Found
+
+GROUP = "mmrepro.scenarios"
+"""Of the entry points with which distributions add scenarios (mmrepro.scenario.registry)."""
+SHOWN = 3
+"""Of what it is, and of what it may be."""
+WIDTH = 100
+DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True)
+class FindCommand(Command):
+    COMMAND: ClassVar[str] = "find"
+    text: tuple[str, ...] = option(
+        (),
+        "A message, a traceback, an issue (vllm#43941, its address), a log file, or - for "
+        "standard input.",
+        "TEXT|LOG|ISSUE…",
+        argument=True,
+        required=True,
+    )
+    full: bool = common.FULL(False, help="All that was found, and all that is known of it.")
+    json: bool = common.JSON(False)
+
+
+@command(FindCommand)
+def find(asked: FindCommand) -> None:
+    """Find the known failure that a text, a log or an issue belongs to, with its fix.
+
+    No network is asked. Exit status: 0 it is one that is known; 3 perhaps, by its words alone;
+    1 nothing is known of it.
+
+    Example:  mmrepro find "Expected a cached item"
+    """
+    from mmrepro.base.errors import ExitCode
+
+    name, found = _found(asked.text)
+    if asked.json:
+        _emit(name, found)
+    else:
+        for line in _lines(name, found, full=asked.full):
+            typer.echo(line)
+    if not found:
+        raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
+    if not any(one.sure == "this" for one in found):
+        raise typer.Exit(ExitCode.INCONCLUSIVE)
+
+
+def _found(words: tuple[str, ...]) -> tuple[str, list[Found]]:
+    """What was asked, for people, and what was found."""
+    from mmrepro.tools.catalogue.find import find as search, is_reference
+
+    if len(words) == 1 and not is_reference(words[0]) and _is_file(words[0]):
+        name = "standard input" if words[0] == "-" else words[0]
+        return name, _in_file(Path(words[0]))
+    text = " ".join(words)
+    return text, search(text, known())
+
+
+def known() -> tuple[Entry, ...]:
+    """The index, and scenarios of other distributions than mmrepro's."""
+    from importlib.metadata import entry_points
+
+    from mmrepro.tools.catalogue.find import entries
+
+    made = entries()
+    here = {entry.name for entry in made if entry.kind == "scenario"}
+    others = {point.name for point in entry_points(group=GROUP)} - here
+    if not others:
+        return made
+    from mmrepro.cli.find_index import others_of
+
+    return (*made, *others_of(sorted(others)))
+
+
+def _is_file(text: str) -> bool:
+    """A text may hold what no file's name can."""
+    try:
+        return text == "-" or Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _in_file(path: Path) -> list[Found]:
+    """Of a log the engine's own words count, not its clients'.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
+    import tempfile
+
+    from mmrepro.base.errors import UsageError
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.data import DumpKind, LogPattern
+    from mmrepro.probes.dumps import kind_of, text_of
+    from mmrepro.probes.log_files import kept
+    from mmrepro.probes.logs import LogsProbe
+    from mmrepro.tools.catalogue.find import find as search
+
+    entries = known()
+    patterns = {p.regex: LogPattern(p.regex, *p.texts) for e in entries for p in e.patterns}
+    with tempfile.TemporaryDirectory(prefix="mmrepro-find-") as folder:
+        [file] = kept([path], Path(folder))
+        kind = kind_of(file)
+        if kind is DumpKind.REQUESTS:
+            raise UsageError(f"{path} is a dump of requests, no text.", hint=f"mmrepro logs {path}")
+        if kind is not None:
+            return search(text_of(file), entries)
+        result = run_probe(LogsProbe(file, patterns), Path(folder), DEADLINE_S)
+    if result.data is None or not result.data.bytes_read:
+        raise UsageError(f"{path} could not be read: {result.reason}.", hint="mmrepro find TEXT")
+    return search("", entries, matched=result.data.match_counts)
+
+
+def _emit(asked: str, found: list[Found]) -> None:
+    from mmrepro.cli.console import emit
+
+    emit({
+        "$id": "urn:mmrepro:find:1",
+        "schema_version": 1,
+        "asked": asked,
+        "found": [one.to_dict() for one in found],
+    })  # fmt: skip
+
+
+def _lines(asked: str, found: list[Found], *, full: bool) -> Iterator[str]:
+    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.tools.catalogue.find import is_echo
+
+    sure = [one for one in found if one.sure == "this"]
+    perhaps = [one for one in found if one.sure != "this"]
+    shown = repr(one_line(asked, 50))
+    if not found:
+        yield f"{shown}: nothing that mmrepro knows has these words."
+        if is_echo(asked):
+            yield "It is an echo: what failed was logged before it."
+        yield "Next: mmrepro logs FILE judges a whole log; mmrepro list has all known failures"
+        return
+    if sure:
+        yield f"{shown}: this is {'one of these' if len(sure) > 1 else ''}".rstrip()
+    else:
+        yield f"{shown}: perhaps one of these"
+    main = sure or perhaps
+    for one in main if full else main[:SHOWN]:
+        for name, text in _rows(one, full=full):
+            head = f"  {name:<11}" if name else ""
+            yield head + (text if full else one_line(text, WIDTH - len(head)))
+    more = [one.entry.name for one in [*([] if full else main[SHOWN:]), *(perhaps if sure else [])]]
+    if more:
+        yield one_line(f"Less near: {', '.join(more)}  (--full)", WIDTH)
+
+
+def _rows(one: Found, *, full: bool) -> Iterator[tuple[str, str]]:
+    entry = one.entry
+    engine = f", {entry.engine}" if entry.engine else ""
+    affected = f" {entry.affected.removeprefix(entry.engine).strip()}" if entry.affected else ""
+    yield "", f"{entry.name} ({entry.kind}{engine}{affected}): {entry.title}"
+    yield from (("because", text) for text in (one.because if full else one.because[:1]))
+    if entry.fixed:
+        yield "fix", entry.fixed
+    advice = "workaround" if entry.kind != "class" else "do"
+    yield from ((advice, text) for text in (entry.workarounds if full else entry.workarounds[:1]))
+    see = [*entry.see, *(f"{id_} {url}" for id_, _, url in entry.references)]
+    if full:
+        yield from (("see", text) for text in see)
+    elif see:
+        yield "see", "; ".join(see[:2])

@@ -1,0 +1,363 @@
+"""Which known failure, class or finding a text belongs to, by a small index: ``mmrepro find``.
+
+It imports no scenario and asks no network. What a text is by an issue's name, or by a pattern of an
+engine's own words, it *is*; words that it shares with a description make it *perhaps* that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+INDEX = Path(__file__).with_name("index.json")
+"""Made by ``python -m mmrepro.cli.find_index``; a test holds it against the scenarios."""
+
+MAX_CHARS = 1 << 20
+"""Of a text; of a longer one its end."""
+MAX_LINE = 4000
+MIN_FRAGMENT = 10
+"""Characters of a piece of a known message that stand for it."""
+MAX_PERHAPS = 5
+LEAST_COVER = 0.5
+"""Part of a question's words, by their weight, that a description shares with it."""
+LEAST_SHARE = 0.6
+"""A description that fits by less than that part of the best one is left out."""
+LONG = 40
+"""Words: a longer text is a paste, in which only messages and functions are looked for."""
+
+Sure = Literal["this", "perhaps"]
+
+_REFERENCE = re.compile(
+    r"https?://(?:www\.)?github\.com/(?P<owner>[\w.-]+)/(?P<name>[\w.-]+)/"
+    r"(?:issues|pull|discussions)/(?P<number>\d+)"
+    r"|(?<![\w/.-])(?:(?P<owner2>[\w.-]+)/)?(?P<name2>[A-Za-z][\w.-]*)#(?P<number2>\d+)\b"
+    r"|(?P<advisory>\b(?i:CVE|PYSEC|GHSA)-[\w-]+)"
+)
+_ECHO = re.compile(
+    r"EngineDeadError|[Ss]ee (?:the )?(?:stack trace|root cause|error)s? \(?above"
+    r"|Internal Server Error|died unexpectedly|Engine core initialization failed"
+    r"|child processes? failed"
+)
+_BARE = re.compile(r"#?(\d{2,6})$")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\d{3,}")
+_PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d{3,}")
+_FUNCTION = re.compile(r", in (?:[\w.<>]+\.)?(\w+)$|^\s*(?:[\w.<>]+\.)?(\w+) \([^()]+:\d+\)$", re.M)
+_STOP = frozenset(
+    """a an and are as at be been by can does for from has have how i if in into is it its my no not
+    of on one or our so than that the then there this to was we were what when where which while who
+    why will with without you your error failed failure file line py vllm sglang lmdeploy minivllm
+    server engine request requests model most recent call last traceback enginedeaderror dead see
+    stack trace above root cause internal""".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """An expression of an engine's own words.
+
+    Attributes:
+        texts: its fixed parts.
+        sure: a line that matches belongs to the failure; else other failures print it too, and
+            two of them are needed.
+        rank: of the rules that class a line, the first one that fits decides; None: it is none.
+    """
+
+    name: str
+    regex: str
+    texts: tuple[str, ...] = ()
+    sure: bool = True
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that a text may belong to."""
+
+    kind: Literal["scenario", "class", "finding"]
+    name: str
+    title: str
+    engine: str = ""
+    affected: str = ""
+    fixed: str = ""
+    workarounds: tuple[str, ...] = ()
+    references: tuple[tuple[str, str, str], ...] = ()
+    """Name, title, address."""
+    patterns: tuple[Pattern, ...] = ()
+    frames: tuple[str, ...] = ()
+    """Functions of its stack, innermost first."""
+    see: tuple[str, ...] = ()
+    words: str = ""
+
+
+@dataclass
+class Found:
+    entry: Entry
+    sure: Sure
+    because: list[str] = field(default_factory=list)
+    score: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        entry = asdict(self.entry)
+        for left_out in ("words", "patterns", "frames"):
+            del entry[left_out]
+        entry["references"] = [
+            {"id": id_, "title": title, "url": url} for id_, title, url in self.entry.references
+        ]
+        return {"certainty": self.sure, "because": self.because, **entry}
+
+
+# ------------------------------------------------------------------ the index
+
+
+def entry_of(made: Mapping[str, Any]) -> Entry:
+    patterns = tuple(
+        Pattern(p["name"], p["regex"], tuple(p["texts"]), p["sure"], p["rank"])
+        for p in made["patterns"]
+    )
+    references = tuple((r[0], r[1], r[2]) for r in made["references"])
+    lists = {name: tuple(made[name]) for name in ("workarounds", "frames", "see")}
+    return Entry(**{**made, **lists, "patterns": patterns, "references": references})
+
+
+@lru_cache(maxsize=1)
+def entries() -> tuple[Entry, ...]:
+    """All that the index holds."""
+    return tuple(entry_of(one) for one in json.loads(INDEX.read_text(encoding="utf-8")))
+
+
+# ------------------------------------------------------------------ the search
+
+
+def find(
+    text: str, among: Sequence[Entry] = (), *, matched: Mapping[str, int] | None = None
+) -> list[Found]:
+    """What ``text`` belongs to, surest and best first; []: nothing is known of it.
+
+    Args:
+        among: what is looked through; (): the index.
+        matched: of a log, in place of its text: how many of its lines match each expression.
+    """
+    known = among or entries()
+    text = text[-MAX_CHARS:]
+    named = _by_reference(text, known)
+    patterns = _by_pattern(text, known) if matched is None else _of_counts(matched, known)
+    sure = _merged([*named, *patterns])
+    taken = {(f.entry.kind, f.entry.name) for f in sure}
+    perhaps = [f for f in _by_words(text, known) if (f.entry.kind, f.entry.name) not in taken]
+    if any(f.sure == "this" for f in sure):
+        perhaps = perhaps[:2] if len(_tokens(text)) <= LONG else []
+    ordered = sorted(sure, key=lambda f: (f.sure != "this", *_order(f)))
+    return [*ordered, *perhaps]
+
+
+def _order(found: Found) -> tuple[int, float, str]:
+    """A known failure is more precise than its class."""
+    planted = found.entry.engine == "minivllm"  # a teaching engine, which has others' faults
+    return (found.entry.kind == "class") + 2 * planted, -found.score, found.entry.name
+
+
+def references_in(text: str) -> list[str]:
+    """Issues that a text names, as ``owner/name#number``, or without the owner as it stands; and
+    advisories."""
+    found = []
+    for match in _REFERENCE.finditer(text):
+        if match["advisory"]:
+            found.append(match["advisory"].upper())
+            continue
+        owner = match["owner"] or match["owner2"] or ""
+        name, number = match["name"] or match["name2"], match["number"] or match["number2"]
+        found.append(f"{owner}/{name}#{number}".lstrip("/").lower())
+    return list(dict.fromkeys(found))
+
+
+def is_echo(text: str) -> bool:
+    """Whether it is an echo of a failure that was logged before."""
+    return _ECHO.search(text) is not None
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text is the name of an issue and nothing else."""
+    return bool(_REFERENCE.fullmatch(text.strip().split("#issuecomment")[0].rstrip("/")))
+
+
+def _names(reference: tuple[str, str, str]) -> set[str]:
+    """Under which a reference is asked for: ``vllm#1``, ``vllm-project/vllm#1``."""
+    name, _, url = reference
+    names = {name.lower(), name.upper()}
+    for match in _REFERENCE.finditer(url):
+        if match["number"]:
+            issue = f"{match['name']}#{match['number']}".lower()
+            names |= {issue, f"{match['owner'].lower()}/{issue}"}
+    return names
+
+
+def _by_reference(text: str, known: Iterable[Entry]) -> list[Found]:
+    asked = references_in(text)
+    bare = _BARE.fullmatch(text.strip())
+    found = []
+    for entry in known:
+        for reference in entry.references:
+            names = _names(reference)
+            if hits := [one for one in asked if one in names]:
+                found.append(Found(entry, "this", [f"it names {hits[0]}"], 10.0))
+                break
+            if bare and any(one.endswith(f"#{bare[1]}") for one in names):
+                found.append(Found(entry, "perhaps", [f"{reference[0]} has that number"], 2.0))
+                break
+    return found
+
+
+def _by_pattern(text: str, known: Iterable[Entry]) -> list[Found]:
+    lines = [line[:MAX_LINE] for line in text.splitlines()]
+    whole = _plain(text)
+    fragment = whole if len(lines) <= 2 and len(whole) >= MIN_FRAGMENT and " " in whole else ""
+    functions = [a or b for a, b in _FUNCTION.findall(text)]
+    deciding = _deciding(lines, known)
+    found = []
+    for entry in known:
+        shown = {
+            p: part
+            for p in entry.patterns
+            if (p.rank is None or p.rank in deciding or fragment)
+            and (part := _shows(p, lines, fragment))
+        }
+        hits = [*shown]
+        because = [f"its {p.name}: {part}" for p, part in shown.items()]
+        sure = any(p.sure for p in hits)
+        if stands := _stands(entry, functions):
+            because.append(f"it stands in {stands}")
+            sure = sure or bool(hits)
+        if because:
+            found.append(_counted(entry, because, sure=sure or len(hits) > 1))
+    return found
+
+
+def _deciding(lines: Sequence[str], known: Iterable[Entry]) -> set[int]:
+    """Ranks of the rules that fit a line first."""
+    rules = sorted(
+        ((p.rank, p) for entry in known for p in entry.patterns if p.rank is not None),
+        key=lambda pair: pair[0],
+    )
+    first = (next((rank for rank, p in rules if _matches(p, line)), None) for line in lines)
+    return {rank for rank in first if rank is not None}
+
+
+def _matches(pattern: Pattern, line: str) -> bool:
+    texts = pattern.texts
+    if texts and not any(text in line for text in texts):
+        return False
+    return re.search(pattern.regex, line) is not None
+
+
+def _of_counts(matched: Mapping[str, int], known: Iterable[Entry]) -> list[Found]:
+    found = []
+    for entry in known:
+        hits = [p for p in entry.patterns if matched.get(p.regex)]
+        because = [
+            f"its {p.name}, {matched[p.regex]} lines: {' | '.join(p.texts) or p.regex}"[:200]
+            for p in hits
+        ]
+        if hits:
+            sure = any(p.sure for p in hits) or len(hits) > 1
+            found.append(_counted(entry, because, sure=sure))
+    return found
+
+
+def _counted(entry: Entry, because: list[str], *, sure: bool) -> Found:
+    return Found(entry, "this" if sure else "perhaps", because, 1.0 + len(because))
+
+
+def _shows(pattern: Pattern, lines: Sequence[str], fragment: str) -> str:
+    """What of the text the pattern fits; "": nothing."""
+    if fragment and any(fragment in _plain(text) for text in pattern.texts):
+        return fragment
+    line = next((line for line in lines if _matches(pattern, line)), "")
+    if not line:
+        return ""
+    found = re.search(pattern.regex, line)
+    return found[0].strip()[:100] or line.strip()[:100] if found else ""
+
+
+def _stands(entry: Entry, functions: Sequence[str]) -> str:
+    """The innermost functions of its stack, where the text holds them next to each other."""
+    wanted = entry.frames[:3]
+    if len(wanted) < 2:
+        return ""
+    for order in (wanted, wanted[::-1]):
+        width = len(order)
+        if any(tuple(functions[i : i + width]) == order for i in range(len(functions))):
+            return " ← ".join(wanted)
+    return ""
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).strip("\"'`").lower()
+
+
+# ------------------------------------------------------------------ words
+
+
+def _tokens(text: str) -> list[str]:
+    """Words of three letters at least, and the parts of names: ``EngineCore`` is ``enginecore``,
+    ``engine`` and ``core``."""
+    found = []
+    for word in _WORD.findall(text):
+        parts = [part.lower() for part in _PART.findall(word)]
+        found += [word.lower(), *(part for part in parts if len(parts) > 1)]
+    return [_stem(w) for w in found if len(w) > 2 and w not in _STOP]
+
+
+def _stem(word: str) -> str:
+    for end in ("ings", "ing", "ies", "ed", "es", "s"):
+        if word.endswith(end) and len(word) - len(end) >= 3:
+            return word[: -len(end)]
+    return word
+
+
+def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
+    asked = set(_tokens(text))
+    if not asked or len(asked) > LONG or is_reference(text):
+        return []
+    bags = [(entry, set(_tokens(f"{entry.name} {entry.title} {entry.words}"))) for entry in known]
+    often = Counter(token for _, bag in bags for token in bag)
+    weight = {token: math.log(1 + len(bags) / (1 + often[token])) for token in asked}
+    total = sum(weight.values())
+    found = []
+    for entry, bag in bags:
+        shared = asked & bag
+        if not shared or (len(shared) < 2 <= len(asked)):
+            continue
+        heading = asked & set(_tokens(f"{entry.name} {entry.title}"))
+        if len(shared) == 1 and not heading:
+            continue
+        cover = sum(weight[token] for token in shared) / total
+        score = cover + 0.5 * sum(weight[token] for token in heading) / total
+        if cover >= LEAST_COVER:
+            shown = sorted(shared, key=lambda token: -weight[token])[:6]
+            words = [w for w in dict.fromkeys(_WORD.findall(text)) if set(_tokens(w)) & set(shown)]
+            found.append(Found(entry, "perhaps", [f"words: {', '.join(words[:8])}"], score))
+    found.sort(key=lambda f: (-f.score, f.entry.name))
+    best = found[0].score if found else 0.0
+    return [f for f in found if f.score >= LEAST_SHARE * best][:MAX_PERHAPS]
+
+
+def _merged(found: Iterable[Found]) -> list[Found]:
+    """Each entry once, with all that speaks for it."""
+    by_entry: dict[tuple[str, str], Found] = {}
+    for one in found:
+        key = (one.entry.kind, one.entry.name)
+        if key not in by_entry:
+            by_entry[key] = one
+            continue
+        known = by_entry[key]
+        known.because += [text for text in one.because if text not in known.because]
+        known.score += one.score
+        known.sure = "this" if "this" in (known.sure, one.sure) else "perhaps"
+    return list(by_entry.values())
