@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import Fidelity
 from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.failure.documents import ClaimStatus, Reference
-from mmrepro.failure.signature.coherence import Run
 from mmrepro.failure.signature.decide import Finding, Part, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
+if TYPE_CHECKING:
+    from mmrepro.failure.signature.coherence import Run
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
-from mmrepro.cli.logs import scenario_patterns
+from mmrepro.live.diagnose.log_reading import scenario_patterns
 from mmrepro.engines import ENGINES, Engine
 from mmrepro.live.diagnose.match import all_scenarios
 from typer.testing import CliRunner
