@@ -2,14 +2,16 @@
 
     python benchmarks/log_scan.py [--mib 200] [--repeat 3]
 
-Writes a synthetic vLLM log (three processes, uvicorn lines, few errors) to a temporary folder and
-prints a table. Best of ``--repeat`` runs each, the file in the page cache for all of them. Seconds
-are processor time, grep's included: what runs beside them does not count.
+Writes a synthetic vLLM log (three processes, uvicorn lines, few errors) to a temporary folder, as
+the server does and as collectors keep it, and prints a table. Best of ``--repeat`` runs each, the
+file in the page cache for all of them. Seconds are processor time, grep's included: what runs
+beside them does not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import resource
@@ -30,7 +32,19 @@ ERRORS = "ERROR|CRITICAL|Traceback"  # what the probe always looks for besides
 PROGRESS = r"Avg prompt throughput: [0-9.]+ tokens/s"
 
 
-def write_log(path: Path, mib: int, colours: bool) -> None:
+STAMP = "2026-11-24T18:12:17.123456789Z"
+KEPT: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "coloured": str,
+    "docker -t": lambda line: f"{STAMP} {line}",
+    "compose, two services": lambda line: f"engine-{1 + len(line) % 2}  | {line}",
+    "docker json-file": lambda line: json.dumps(
+        {"log": f"{line}\n", "stream": "stderr", "time": STAMP}
+    ),
+}
+
+
+def write_log(path: Path, mib: int, colours: bool, keep: Callable[[str], str] = str) -> None:
     """About 100 bytes a line, one error in 20 000 lines, a few lines that are not UTF-8."""
     chance = random.Random(7)
     on, off = ("\x1b[1;36m", "\x1b[0;0m") if colours else ("", "")
@@ -50,7 +64,9 @@ def write_log(path: Path, mib: int, colours: bool) -> None:
                 for _ in range(20_000)
             ]
             lines[777] = rare + "item for mm_hash=0ab4"
-            file.write(("\n".join(lines) + "\n").encode() + b"(EngineCore pid=3302) \xff\xfe\n")
+            file.write(
+                ("\n".join(map(keep, lines)) + "\n").encode() + b"(EngineCore pid=3302) \xff\xfe\n"
+            )
 
 
 def best_of(repeat: int, action: Callable[[], object]) -> float:
@@ -84,16 +100,16 @@ def main() -> None:
     expressions = [a for p in (*PATTERNS.values(), PROGRESS, ERRORS) for a in ("-e", str(p))]
     expressions = [e.replace("?:", "").replace("?P<hash>", "") for e in expressions]
     with tempfile.TemporaryDirectory(prefix="mmrepro-bench-") as folder:
-        for colours in (False, True):
+        for kind, keep in KEPT.items():
             path = Path(folder) / "server.log"
-            write_log(path, options.mib, colours)
+            write_log(path, options.mib, kind == "coloured", keep)
             mib = path.stat().st_size / 2**20
             rows = {
                 "grep -c one text": lambda p=path: grep(p, "Expected a cached item"),
                 "grep -c -E the same patterns": lambda p=path: grep(p, "-E", *expressions),
                 "logs probe": lambda p=path: probe(p),
             }
-            print(f"\n{mib:.0f} MiB, {'coloured' if colours else 'plain'}")
+            print(f"\n{mib:.0f} MiB, {kind}")
             print(f"{'':30} {'seconds':>8} {'MiB/s':>8} {'x grep':>7}")
             base = 0.0
             for name, action in rows.items():

@@ -157,7 +157,9 @@ def written(time: str, near: datetime = UNKNOWN) -> datetime | None:
     for year in years:
         try:
             day = (int(month), int(parts["d"])) if month else (near.month, near.day)
-            found.append(datetime(year, *day, *clock, micros))
+            hour, minute, second = clock
+            at = datetime(year, day[0], day[1], hour, minute, second, micros)
+            found.append(at)
         except ValueError:
             continue
     return min(found, key=lambda one: abs(one - near), default=None)
@@ -398,6 +400,7 @@ def quoted(text: str, source: str = "", level: str = "") -> tuple[list[tuple[int
     if source and _PARSER.search(source):
         return [(0, end)] if text else [], True
     mouth = bool(source) and _MOUTH.search(source) is not None
+    spans = []
     if match := EXCEPTION.match(text):
         begin = match.end()
         if mouth or _QUOTING.search(match["name"]):
@@ -406,23 +409,22 @@ def quoted(text: str, source: str = "", level: str = "") -> tuple[list[tuple[int
             return ([(begin, end)], True) if begin < end else ([], mouth)
         # A text of several words is somebody's; a name or a key is not, nor another exception.
         words = [s for s in _strings(text, begin) if " " in text[slice(*s)]]
-        return [s for s in words if not text[: s[0] - 1].endswith("with error ")], False
-    if mouth and not _FRAME.match(text):
+        spans += [s for s in words if not text[: s[0] - 1].endswith("with error ")]
+    elif mouth and not _FRAME.match(text):
         own = _MOUTH_OWN.match(text)
         begin = own.end() if own else 0
         return ([(begin, end)], True) if begin < end else ([], False)
-    spans = []
     if match := _ABOUT.match(text):
         tails = [tail.start() for tail in _ABOUT_END.finditer(text)]
         spans.append((match.end(), tails[-1] if tails else end))
     for match in _ACCESS.finditer(text):
-        begin, stop = match.span("path")
-        route = _ROUTE.match(text, begin, stop)
+        start, stop = match.span("path")
+        route = _ROUTE.match(text, start, stop)
         # The route as the server has it; a query, and a path that nobody serves, are the client's.
-        kept = begin if route is None else route.end()
-        if kept < stop and text[kept] != "?":
-            kept = begin
-        spans += [(kept, stop)] if kept < stop else []
+        query = start if route is None else route.end()
+        if query < stop and text[query] != "?":
+            query = start
+        spans += [(query, stop)] if query < stop else []
     begins = [m.end() for m in (_FIELD.search(text), _DUMP.search(text)) if m]
     if begins:
         spans += _strings(text, min(begins))

@@ -118,6 +118,8 @@ _INSIDE = re.compile(
     rb"[A-Za-z_][^()\n]{0,160} pid=\d+(?:, ip=[\d.a-fA-F:]+)?\)"
     rb"(?: ?\([^()\n]{0,160} pid=\d+\)){0,3})"
 )
+GLUED = tuple(bar + mark for bar in (b"it/s]", b"s/it]") for mark in (b"(", b"["))
+"""A bar's end, and what begins a process's line."""
 MAX_INSIDE = 256
 _NOBODY = re.compile(
     rb"(?!Add|Abort|Finish|Free|Recei|Request|Generat|Conver|session|[Pp]rompt|[Tt]ext|[Mm]ess)"
@@ -165,7 +167,7 @@ class Block:
     ) -> None:
         if previous is not None:
             previous.previous = None  # no chain of them is kept
-        self.previous = previous
+        self.previous: Block | None = previous
         self.data = data
         self.before = before
         self.bares = bares
@@ -307,22 +309,26 @@ class Block:
         at = min((at for text in texts if (at := line.find(text, end)) >= 0), default=-1)
         return at >= 0 and _NOBODY.match(line, end, at) is not None
 
-    def inside(self) -> dict[str, int]:
+    def inside(self, found: Mapping[bytes, Sequence[int]]) -> dict[str, int]:
         """Where the last line of each process begins whose mark is not at its line's beginning:
-        one of SGLang's ranks, or glued to a bar."""
-        glued = b"](" in self.data or b"][" in self.data or b"\r" in self.data
+        one of SGLang's ranks, or glued to a bar.
+
+        Args:
+            found: offsets of each of ``GLUED`` in the block.
+        """
+        glued = any(found[text] for text in GLUED) or b"\r" in self.data
         if not glued and not np.count_nonzero(self._first == _BRACKET):
             return {}
-        found: dict[str, int] = {}
+        last: dict[str, int] = {}
         for mark in [*{match[1] for match in _INSIDE.finditer(self.data)}][:MAX_INSIDE]:
             at = len(self.data)
             while (at := self.data.rfind(mark, 0, at)) >= 0:
                 start = self.line_starts([at])[0]
                 process = self.reading(start).process
                 if process and process.encode() in mark:
-                    found[process] = start
+                    last[process] = start
                     break
-        return found
+        return last
 
     def heads(self, known: Sequence[bytes]) -> tuple[dict[bytes, int], int, list[int]]:
         """Who wrote the lines, found eight bytes of a prefix at a time in all lines at once.

@@ -139,8 +139,11 @@ def _keys(names: tuple[str, ...]) -> tuple[str | None, ...]:
 
 
 def _whose(values: dict[str, Any]) -> str:
-    labels = next((values[key] for key in _LABELS if isinstance(values.get(key), dict)), {})
-    named = {**values, **labels}
+    labels: dict[str, Any] = next(
+        (values[key] for key in _LABELS if isinstance(values.get(key), dict)), {}
+    )
+    inner = labels.get("labels")  # Google's: resource.labels
+    named = {**values, **labels, **(inner if isinstance(inner, dict) else {})}
     for keys in _KUBERNETES:
         if pod := _text(named.get(keys[0])):
             return "/".join(filter(None, (pod, _text(named.get(keys[1])))))
@@ -213,6 +216,9 @@ WRAPPINGS: tuple[Wrapping, ...] = (
     _prefix("ts", rb"(?:" + _SHORT + rb"|" + _T.replace(b"?P<time>", b"?P<iso>")
             + rb"|\d\d:\d\d:\d\d(?:\.\d+)?) ", weak=True),
     _prefix("srun -l", rb" {0,8}\d{1,6}: ", weak=True),
+    _prefix("torchrun, mpirun, pdsh",
+            rb"\[(?:default\d+|\d+,\d+)\](?:<std\w+>)?: ?|(?P<stream>[a-z][\w.-]{0,62}\d): ",
+            weak=True),
     _prefix("grep -H", rb"(?P<stream>[^\s:|\[(]{1,400}\.[A-Za-z]{2,4}[\w.]{0,20})"
             rb"(?::\d+(?=:)|-\d+(?=-))?[:-]"),
     _prefix("grep -n", rb"\d{1,10}[:-]", weak=True),
@@ -269,7 +275,7 @@ class Stripped:
 class Lazy(Sequence[Bare]):
     """Lines as their collector's wrappings were taken off, each when it is asked for."""
 
-    def __init__(self, block: Stripped, indices: Sequence[int]) -> None:
+    def __init__(self, block: Stripped, indices: Sequence[int] | NDArray[np.int64]) -> None:
         self._block, self._indices = block, indices
 
     def __len__(self) -> int:

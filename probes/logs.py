@@ -31,6 +31,7 @@ from mmrepro.probes.log_excerpt import Excerpt
 from mmrepro.probes.log_files import BROKEN, Decoded, Packed, logs_in, open_log, with_rotated
 from mmrepro.probes.log_forms import UNKNOWN, has_form, is_error, written
 from mmrepro.probes.log_lines import (
+    GLUED,
     MAX_LINE_BYTES,
     NEAR,
     PREFIX,
@@ -334,7 +335,7 @@ class Scanner:
         wanted = [*self._searches.values(), *self._marks.values(), self._progress, self._stuck]
         wanted.append(anchors)
         texts = [text for search in wanted if search for text in search.texts or ()]
-        self._texts = _Texts([*_ERROR_TEXTS, *texts, *(life.texts if life else ())])
+        self._texts = _Texts([*_ERROR_TEXTS, *GLUED, *texts, *(life.texts if life else ())])
 
     def _forget(self) -> None:
         """Drop what was found so far: it is of an earlier life."""
@@ -593,7 +594,7 @@ class Scanner:
             block = block.since(begun)
             found = self._texts.scan(block.data)
             heads = block.heads(known)
-        self._last_words(block, *heads)
+        self._last_words(block, found, *heads)
         levels = [o for text in _ERROR_TEXTS for o in found[text]]
         for start in block.line_starts(levels + block.logged_errors()):
             if is_error(block.reading(start)):
@@ -618,7 +619,12 @@ class Scanner:
         self._previous = block
 
     def _last_words(
-        self, block: Block, last: dict[bytes, int], bare: int, others: list[int]
+        self,
+        block: Block,
+        found: Mapping[bytes, Sequence[int]],
+        last: dict[bytes, int],
+        bare: int,
+        others: list[int],
     ) -> None:
         for start in others:
             match = PREFIX.match(block.data, start)
@@ -629,7 +635,7 @@ class Scanner:
         self._last |= {prefix: (block, start) for prefix, start in last.items()}
         if bare >= 0:
             self._last[b""] = block, bare
-        for process, start in block.inside().items():
+        for process, start in block.inside(found).items():
             if process in self._inside or len(self._inside) < MAX_PROCESSES:
                 self._inside[process] = block, start
 

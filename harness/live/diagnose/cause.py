@@ -75,6 +75,8 @@ _CUT = re.compile(
     r"[Bb]ackground loop"
 )
 """Words that an exception always follows, or goes before."""
+_SHUT = re.compile(r"^Shutting down|Waiting for application shutdown|Finished server process")
+"""uvicorn's, on SIGTERM and SIGINT."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]+)\)")
 _VLLM_PROCESS = re.compile(r"APIServer|EngineCore|Worker_|VllmWorker")
 _RANK = re.compile(r"\[(?:Rank|PG .{0,80}Rank) (\d+)\]")
@@ -176,7 +178,7 @@ def servers(data: LogsData) -> list[ServerInLog]:
                 first_error=one.errors[0] if one.errors else None,
             )
         )
-    return sorted(found, key=lambda server: server.cause.name in NO_END)
+    return sorted(found, key=lambda s: (s.cause.name in NO_END, s.cause.name is not C.UNKNOWN))
 
 
 def _engine_of(cause: Cause) -> str:
@@ -577,7 +579,7 @@ class _Life:
         after = [(line, m) for line, m in self.stats if last is None or line.number > last.number]
         stalls = [(line, m) for line, m in after if int(m["running"] or 0) > 0]
         beats = self._heartbeats()
-        if self._shut() or (beats and self._goes_on(beats[0][0].number)):
+        if self._shut() is not None or (beats and self._goes_on(beats[0][0].number)):
             return None
         if after and (full := self._never_fits(after, last)):
             return full
@@ -619,9 +621,10 @@ class _Life:
         ]
         return len(other) > OTHERS
 
-    def _shut(self) -> bool:
-        return any(re.search(r"Shutting down|Finished server process|Application shutdown", text)
-                   for text in self.words[-50:])  # fmt: skip
+    def _shut(self) -> _Placed | None:
+        """Where it begins to go by itself, as it does when it is told to."""
+        pairs = list(zip(self.lines, self.words, strict=True))[-80:]
+        return next((line for line, text in pairs if _SHUT.search(text)), None)
 
     def _never_fits(
         self, after: Sequence[tuple[LogLine, re.Match[str]]], last: LogLine | None
@@ -662,6 +665,10 @@ class _Life:
             return crowded
         if seen is None:
             return None
+        if (shut := self._shut()) is not None and shut.number > seen.number:
+            told = f"it was shut down: {shut.own_words}"
+            event = Event(C.KILLED_BY_SIGNAL, POSSIBLE, told, shut, shut.process, shut.time)
+            return self._cause(event, [f"last work before it: {_where(seen)}"] if last else [])
         if refused := self._refused_for_size():
             return refused
         at = f" at {seen.time}" if seen.time else ""

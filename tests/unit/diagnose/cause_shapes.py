@@ -381,6 +381,9 @@ SHAPES: tuple[Shape, ...] = (
       + sgl("Exit code: -9"), "-9", "", "sglang"),
     Shape("Killed, by the shell", C.KILLED_BY_SIGNAL,
       worked() + "start.sh: line 4:    71 Killed                  vllm serve /m\n", "Killed"),
+    Shape("it was told to go", C.KILLED_BY_SIGNAL,
+      BEGUN + READY + worked() + f"{FRONT} INFO:     Shutting down\n{FRONT} INFO:     Waiting for "
+      f"application shutdown.\n{FRONT} INFO:     Finished server process [71]\n", "Shutting down"),
     Shape("a worker died unexpectedly", C.DIED_WITHOUT_A_WORD,
       BEGUN + READY + worked() + logged(CORE, "multiproc_executor.py:284", "Worker proc "
       "VllmWorker-3 died unexpectedly, shutting down executor.") + ECHO, "", "VllmWorker-3"),

@@ -170,6 +170,12 @@ def test_nothing_is_concluded_from_what_a_user_wrote() -> None:
     assert one.others == []
 
 
+def test_a_line_of_settings_ends_nothing() -> None:
+    told = sgl("server_args=ServerArgs(on_exit=restart if exit code: -9, watchdog timeout for=300)")
+    assert read(told + SGL_WORKED)[0].cause.name is C.ALIVE
+    assert read(SGL_WORKED + told)[0].cause.name is C.ALIVE
+
+
 # ---------------------------------------------------------------- standing still
 
 
@@ -290,6 +296,14 @@ def test_a_large_log_keeps_what_is_around_its_end(tmp_path: Path) -> None:
     assert one.log.excerpt == []
 
 
+def test_a_traceback_without_marks_is_kept_whole(tmp_path: Path) -> None:
+    access = 'INFO:     1.1.1.1:2 - "GET /health HTTP/1.1" 200 OK\n'
+    end = scheduler("AssertionError").removesuffix(QUIT)
+    one = told_of(tmp_path, access * 9000 + end + access * 9000).cause
+    assert one.exception == "AssertionError (self.run_batch(batch); scheduler.py:318)"
+    assert one.process == "TP2"
+
+
 def test_an_excerpt_is_bounded() -> None:
     text = (fatal("KeyError: 1") + worked() * 300) * 200
     scanner = Scanner({}, None, around=cause_rules.ANCHORS)
@@ -332,11 +346,12 @@ def test_an_export_with_its_newest_lines_first_is_turned_round(tmp_path: Path) -
         BEGUN
         + READY
         + "".join(worked(f"08:3{n}:10") for n in range(4, 9))
-        + (fatal("KeyError: 'k'", STEP).partition(READY)[2])
+        + (fatal("AssertionError", STEP).partition(READY)[2])
     )
     lines = text.splitlines(keepends=True)
     whole = told_of(tmp_path, text).cause
     turned = told_of(tmp_path, "".join(reversed(lines)), "newest-first.log").cause
+    assert whole.exception == "AssertionError (out = self.model(**kwargs); gpu_model_runner.py:318)"
     assert (turned.name, turned.exception, turned.time) == (whole.name, whole.exception, whole.time)
     assert turned.line is not None
     assert whole.line == len(lines) + 1 - turned.line

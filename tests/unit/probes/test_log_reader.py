@@ -100,6 +100,8 @@ SAMPLES = [
     [b"2026-11-24T18:12:17.123456+00:00 ecs/engine/0a1b " + _ONE] * 3,
     [b"2026-11-24 18:12:17.123\t" + _ONE] * 3,
     [b"   12\t" + _ONE] * 3,
+    [b"[1,3]<stderr>:" + _ONE, b"[1,0]<stdout>:" + _ONE],
+    [b"node1: " + _ONE, b"node2: " + _ONE],
     [b'2026-11-24T18:12:17+00:00 kube.engine {"log":"' + _ONE + b'"}'] * 3,
 ]
 
@@ -197,6 +199,30 @@ def test_a_second_server_that_comes_late_has_its_own_reading(tmp_path: Path) -> 
     assert (one.match_counts["every"], two.match_counts["every"]) == (9999, 1)
     assert (one.error_count, two.error_count) == (0, 1)
     assert two.errors[0].number == 10_000
+
+
+def test_whose_line_it_is_in_the_words_of_several_collectors() -> None:
+    each: list[tuple[dict[str, object], str]] = [
+        ({"message": "m", "kubernetes": {"pod_name": "p-0", "container_name": "c"}}, "p-0/c"),
+        ({"textPayload": "m", "resource": {"labels": {"pod_name": "p-0"}}}, "p-0"),
+        ({"MESSAGE": [109], "SYSLOG_IDENTIFIER": "engine", "_HOSTNAME": "h"}, "engine"),
+        ({"MESSAGE": "m", "SYSLOG_IDENTIFIER": "kernel", "_HOSTNAME": "h"}, ""),
+        ({"log": {"message": "m"}, "container_name": "/engine-1"}, "engine-1"),
+        ({"msg": "m", "service": 7}, ""),
+    ]
+    for values, stream in each:
+        line = json.dumps(values).encode()
+        peeler = Peeler()
+        peeler.learn([line])
+        (bare,) = peeler.peel(line)
+        assert (bare.text, bare.stream) == (b"m", stream)
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b'{"a": 1}', b'{"log": 7}', b'{"log": {"x": 1}}'])
+def test_json_without_a_message_stays_as_it_is(line: bytes) -> None:
+    peeler = Peeler()
+    peeler.learn([b'{"log": "x"}', b'{"log": "y"}'])
+    assert [bare.text for bare in peeler.peel(line)] == [line]
 
 
 def test_a_log_of_one_stream_has_no_servers(tmp_path: Path) -> None:

@@ -104,6 +104,10 @@ CARRIERS: dict[str, Carrier] = {
     "value of pydantic": lambda t: (
         f"  Input should be a list [type=list_type, input_value={t!r}, input_type=str]"
     ),
+    "exception of the core": lambda t: (
+        f"{vllm('core.py:1195', 'ERROR', 'EngineCore pid=20')}"
+        f"ValueError: request_id={t!r} has a grammar {t + ' x'!r}"
+    ),
     # SGLang
     "Receive": lambda t: (
         f"{SGLANG}Receive: obj=GenerateReqInput(rid='a', text={t!r}, "
