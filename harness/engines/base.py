@@ -275,7 +275,6 @@ def two_threads() -> Setting:
     return Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
 
 
-_PREFIX = re.compile(r"^\([^)]{1,60}\) ?|^(?:ERROR|WARNING|INFO|DEBUG) [\d-]+ [\d:]+ \[[^\]]*\]\s?")
 _CAUSE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b")
 _USAGE = re.compile(r"^[\w./-]+: error: ")
 _NATIVE = re.compile(r"Segmentation fault|SIGSEGV|core dumped|cannot open shared object")
@@ -311,12 +310,10 @@ def worth_another(engine: Engine, lines: Sequence[str]) -> str:
 
 def without_prefix(line: str) -> str:
     """A log line as it would be without the engine's process, level, time and place."""
-    from mmrepro.base.text import sanitize
+    from mmrepro.probes.log_forms import read_line
+    from mmrepro.probes.log_lines import clean
 
-    line = sanitize.plain(line)  # releases up to 0.12 colour their prefixes, in a file as well
-    for _ in range(2):
-        line = _PREFIX.sub("", line, count=1)
-    return line
+    return read_line(clean(line.encode("utf-8", "replace")), words=False).text
 
 
 def has_option(server_args: Sequence[str], name: str) -> bool:

@@ -11,6 +11,8 @@ from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
 from mmrepro.live.diagnose.log_reading import scenario_patterns
 from mmrepro.engines import ENGINES, Engine
+from mmrepro.failure.documents.diagnosis import TargetFacts
+from mmrepro.live.diagnose import discover
 from mmrepro.live.diagnose.match import all_scenarios
 from typer.testing import CliRunner
 
@@ -65,3 +67,32 @@ def test_every_variant_of_every_scenario_is_looked_for(engine: Engine | None) ->
         for expression in scenario.log_patterns.values()
     }
     assert set(patterns.values()) == wanted | set(own.values())
+
+
+WORK = "Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 9.0 tokens/s"
+BY_FORM = {
+    "vllm": f"[pod/sglang-1/lmdeploy] (APIServer pid=1) INFO 11-24 18:12:10 [loggers.py:2] {WORK}",
+    "sglang": "vllm-1  | [2026-11-24 18:12:11 TP0] Decode batch, #running-req: 1, vllm vllm vllm",
+    "lmdeploy": "2026-11-24T18:12:11Z 2026-11-24 18:12:11,001 - lmdeploy - INFO - e.py:1 - vllm",
+}
+
+
+@pytest.mark.parametrize("engine", BY_FORM)
+def test_logs_and_diagnose_name_the_engine_by_its_form(engine: str, tmp_path: Path) -> None:
+    """Without a line of its start, and whatever its pod and its model are called."""
+    path = tmp_path / "server.log"
+    path.write_text(BY_FORM[engine] + "\n")
+    done = CliRunner().invoke(app, ["logs", str(path), "--json"])
+    assert json.loads(done.output)["data"]["engine"] == engine
+    target = discover.Target(TargetFacts(url="http://a", place="local", port=1, logs=[str(path)]))
+    discover.name_engine_by_log(target)
+    assert target.facts.engine == engine
+
+
+def test_a_pipe_and_a_folder(log: Path) -> None:
+    piped = CliRunner().invoke(app, ["logs", "-", "--json"], input=log.read_bytes())
+    assert json.loads(piped.output)["data"]["lines"] == 4
+    (log.parent / "core").write_bytes(b"\x7fELF\0\0")
+    folder = CliRunner().invoke(app, ["logs", str(log.parent), "--json"])
+    data = json.loads(folder.output)["data"]
+    assert (data["lines"], len(data["files"])) == (8, 2)

@@ -15,10 +15,11 @@ from mmrepro.base import processes
 from mmrepro.base.processes import TICKS_PER_S
 from mmrepro.base.text import sanitize
 from mmrepro.engines import Engine
-from mmrepro.engines.base import without_prefix
 from mmrepro.engines.supervise import EngineProcess
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
+from mmrepro.probes.log_forms import read_line
+from mmrepro.probes.log_lines import clean
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.run.start import Started
@@ -313,10 +314,12 @@ def tracebacks(lines: Iterable[str], fatal: str = "") -> list[Traceback]:
     for line in lines:
         process = _PROCESS.match(sanitize.plain(line))
         key = process[0] if process else ""
-        plain = _GROUP.sub("", without_prefix(line))
-        if says.search(plain):
+        read = read_line(clean(line.encode("utf-8", "replace")))
+        plain = _GROUP.sub("", read.text)
+        own = read.own[read.head :]  # without what a request of its own quotes
+        if says.search(own):
             announced.add(key)
-        if plain.rstrip().endswith(_BEGIN):
+        if own.endswith(_BEGIN):
             open_ones[key] = Traceback(process=key, fatal=key in announced)
             announced.discard(key)
         elif (one := open_ones.get(key)) is None or not plain.strip():

@@ -210,3 +210,11 @@ def test_one_word_is_of_one_traceback_of_its_own_process() -> None:
     found = tracebacks(lines, get_engine("vllm").log_patterns["core-fatal"])
     assert [one.error for one in found if one.fatal] == ["AssertionError: Expected a cached item"]
     assert len(found) == 5
+
+
+def test_a_prompt_begins_no_traceback() -> None:
+    """Nor does it announce one, whatever follows it in the log."""
+    for said in ("Prompt: why Traceback (most recent call last):", "Prompt: the end is near"):
+        lines = [f"(APIServer pid=1) {said}", "(APIServer pid=1) ValueError: an answer to it"]
+        assert [one.error for one in tracebacks(lines, "the end is near")] == []
+    assert tracebacks(["Traceback (most recent call last):", "ValueError: x"])[0].error
