@@ -34,13 +34,6 @@ LEGEND: Final = (
     "arrived and the engine works after it. ≠: a different failure. ?: untestable; no run reached "
     "a verdict, which counts as neither. ±: both; runs contradict each other."
 )
-CONCLUSIONS: Final[dict[SideConclusion, str]] = {
-    SideConclusion.FOUND: "found",
-    SideConclusion.RANGE: "a range",
-    SideConclusion.NO_BOUNDARY: "no boundary",
-    SideConclusion.NO_FAILURE: "no failure",
-    SideConclusion.INCONCLUSIVE: "inconclusive",
-}
 
 
 def compose(bisection: Bisection) -> b.Page:
@@ -98,7 +91,8 @@ def answer(bisection: Bisection, direction: str, side: Side) -> str:
         return f"{label} one of {_shorts(bisection, side.one_of)}"
     if side.between and direction == "fixed":
         return f"last bad {_short(bisection, side.between[0])}"
-    return f"{label}: {CONCLUSIONS[side.conclusion]}"
+    a = "a " * (side.conclusion is SideConclusion.RANGE)
+    return f"{label}: {a}{side.conclusion.replace('-', ' ')}"
 
 
 def certainty(side: Side) -> str:

@@ -94,11 +94,9 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
         return
     last = max((n for n, episode in enumerate(fuzz.episodes, 1) if episode.new), default=0)
     idle = len(fuzz.episodes) - last
-    text = f"{sums[-1]:,} different observations in {b.count(len(fuzz.episodes), 'episode')}; "
-    text += f"the last {b.count(idle, 'episode')} showed nothing new." if idle else (
-        "the last episode still showed something new."
-    )  # fmt: skip
-    yield b.p(text)
+    text = f"{sums[-1]:,} different observations in {b.count(len(fuzz.episodes), 'episode')}; the"
+    news = f"last {b.count(idle, 'episode')} showed nothing new"
+    yield b.p(f"{text} {news if idle else 'last episode still showed something new'}.")
     points = [(float(n), float(min(total, 10**9))) for n, total in enumerate(sums)]
     yield b.Picture(drawing, [b.Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}.")
 

@@ -183,13 +183,8 @@ def stack(given: KeyStack, *, short: bool = False) -> b.Stack:
 
 
 def _stack(given: KeyStack) -> Iterator[b.Block]:
-    seen = f"{given.seen} of {given.samples}"
-    text = (
-        b.strong(seen),
-        " samples of ",
-        b.code(given.process),
-        " show it, innermost call first. ",
-    )
+    seen, process = b.strong(f"{given.seen} of {given.samples}"), b.code(given.process)
+    text = (seen, " samples of ", process, " show it, innermost call first. ")
     yield b.p(text, b.prose(given.note))
     yield from b.folded(f"{len(given.frames)} frames with their locals", [stack(given)])
 
@@ -316,11 +311,10 @@ def _packages(incident: Incident) -> list[b.Block]:
     packages = incident.engine.packages
     if not packages:
         return []
-    file = incident.engine.packages_file
-    where: list[b.Block] = []
-    if file:
-        where = [b.p("With hashes: ", b.code("evidence/" + file.removeprefix("evidence/")))]
-    shown = [*where, b.Fence("\n".join(packages[:2000]))]
+    shown: list[b.Block] = [b.Fence("\n".join(packages[:2000]))]
+    if file := incident.engine.packages_file:
+        where = b.code("evidence/" + file.removeprefix("evidence/"))
+        shown.insert(0, b.p("With hashes: ", where))
     return b.folded(f"{len(packages)} packages as resolved", shown)
 
 
@@ -350,10 +344,8 @@ def _run(incident: Incident) -> Iterator[b.Block]:
     heads = "probe:name | phase:name | status:name | took:number | reason | raw"
     shown = b.table(heads, rows, "probe results")
     yield from b.folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
-    for what, stages in (
-        ("Time spent", incident.stages),
-        ("Within the engine's start", incident.engine.start_stages),
-    ):
+    starting = ("Within the engine's start", incident.engine.start_stages)
+    for what, stages in (("Time spent", incident.stages), starting):
         if stages:
             known = [(n, s) for n, s in list(stages.items())[:30] if words.sane(s)]
             spent = ", ".join(f"{n} {duration(s)}" for n, s in known)
@@ -526,34 +518,27 @@ def condition_count(incident: Incident) -> str:
 def environment(incident: Incident) -> list[tuple[str, str]]:
     """Label and value of all that a second person needs to have the same run."""
     engine, model, host = incident.engine, incident.model, incident.host
-    wheel = engine.wheel
-    rows = [("mmrepro", incident.mmrepro_version)]
+    target = [("engine", engine_name(incident))]
     if incident.diagnosis is not None:
         from mmrepro.reports.diagnosis import target_rows
 
-        rows += target_rows(incident.diagnosis)
-    else:
-        rows.append(("engine", engine_name(incident)))
-    rows.append(("commit", engine.commit))
-    if wheel:
-        rows += [
-            ("wheel", wheel.filename),
-            ("wheel sha256", wheel.sha256),
-            ("wheel origin", f"{wheel.project}, uploaded {wheel.uploaded}, {wheel.origin}"),
-        ]
+        target = target_rows(incident.diagnosis)
+    rows = [("mmrepro", incident.mmrepro_version), *target, ("commit", engine.commit)]
+    if wheel := engine.wheel:
+        origin = f"{wheel.project}, uploaded {wheel.uploaded}, {wheel.origin}"
+        rows += [("wheel", wheel.filename), ("wheel sha256", wheel.sha256)]
+        rows += [("wheel origin", origin)]
     rows += [
         ("engine's Python", engine.python),
         ("packages resolved until", engine.resolved_until),
         ("fidelity", str(incident.fidelity)),
     ]
     if model:
-        facts = [
-            f"{model.parameters:,} parameters" if model.parameters is not None else "",
-            f"seed {model.seed}" if model.seed is not None else "",
-            f"{model.image_tokens} image tokens" if model.image_tokens is not None else "",
-        ]
-        rows.append(("model", ", ".join([model.kind, *filter(None, facts)])))
-        rows.append(("model weights sha256", model.sha256))
+        facts = [model.kind]
+        facts += [f"{model.parameters:,} parameters"] if model.parameters is not None else []
+        facts += [f"seed {model.seed}"] if model.seed is not None else []
+        facts += [f"{model.image_tokens} image tokens"] if model.image_tokens is not None else []
+        rows += [("model", ", ".join(facts)), ("model weights sha256", model.sha256)]
     rows += [
         ("operating system", f"{host.os}, kernel {host.kernel}"),
         ("CPU", f"{host.cpu}, {host.cores} cores, {size(host.memory_bytes)} memory"),
@@ -566,20 +551,14 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
 
 def gpu_words(host: HostFacts) -> str:
     """``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken by the engine; …``."""
-    known = any(gpu.taken for gpu in host.gpu_facts)
-    each = [
-        [
-            f"GPU {gpu.index}: {gpu.name}",
-            size(gpu.memory_bytes) if gpu.memory_bytes else "",
-            gpu.uuid,
-            "MIG is on" if gpu.mig else "",
-            f"in use when the run began: {gpu.users}" if gpu.users else "",
-            "" if not known else "taken by the engine" if gpu.taken else "not the engine's",
-        ]
-        for gpu in host.gpu_facts
-    ]
-    told = "; ".join(", ".join(filter(None, facts)) for facts in each)
-    return told or ", ".join(host.gpus) or "none"
+    known, told = any(gpu.taken for gpu in host.gpu_facts), []
+    for gpu in host.gpu_facts:
+        memory = size(gpu.memory_bytes) if gpu.memory_bytes else ""
+        users = f"in use when the run began: {gpu.users}" if gpu.users else ""
+        whose = ("taken by the engine" if gpu.taken else "not the engine's") if known else ""
+        facts = (memory, gpu.uuid, "MIG is on" * bool(gpu.mig), users, whose)
+        told.append(", ".join([f"GPU {gpu.index}: {gpu.name}", *filter(None, facts)]))
+    return "; ".join(told) or ", ".join(host.gpus) or "none"
 
 
 def driver_words(host: HostFacts) -> str:
@@ -628,10 +607,8 @@ def latencies(incident: Incident) -> str:
     known = sorted(r.latency_s for r in incident.evidence.requests if r.answered and r.max_tokens)
     if known:
         middle, late = known[len(known) // 2], known[min(len(known) - 1, len(known) * 95 // 100)]
-        parts.append(
-            f"{len(known)} completions were answered, half of them within {duration(middle)}, "
-            f"95 % within {duration(late)}."
-        )
+        text = f"{len(known)} completions were answered, half of them within {duration(middle)}"
+        parts.append(f"{text}, 95 % within {duration(late)}.")
     return " ".join(parts)
 
 

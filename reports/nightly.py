@@ -181,14 +181,12 @@ def _listed(
 
 
 def _run(night: NightView, run: Attempt) -> tuple[b.Inline, ...]:
+    link = b.link(words.attempt(run, "lost"), drawn.href(night, run))
     text = run.explanation or run.error
-    return (
-        (f"{run.index}, {run.role}: ", b.link(words.attempt(run, "lost"), drawn.href(night, run))),
-        (text, " ", b.code(run.incident)) if run.incident else text,
-        duration(run.seconds),
-        ", ".join(filter(None, [run.machine, *run.gpus])),
-        b.code(run.key[:14]),
-    )
+    told: b.Inline = (text, " ", b.code(run.incident)) if run.incident else text
+    where = ", ".join(filter(None, [run.machine, *run.gpus]))
+    name = (f"{run.index}, {run.role}: ", link)
+    return name, told, duration(run.seconds), where, b.code(run.key[:14])
 
 
 def _picture(night: NightView) -> Iterator[b.Block]:
@@ -201,20 +199,16 @@ def _picture(night: NightView) -> Iterator[b.Block]:
     }
     rows = [(row.fidelity, s) for g in night.grids for row in g.rows for s in row.squares.values()]
     odd = {square.fidelity for usual, square in rows if square.fidelity is not usual}
-    fidelities = [
-        (
-            b.code(f),
-            f" ({drawn.letters(f)} in a square)" * (f in odd) + f": {f.words.partition(' (')[0]}.",
-        )
-        for f in Fidelity
-        if any(square.fidelity is f for _, square in rows)
-    ]
+    fidelities = []
+    for f in dict.fromkeys(f for f in Fidelity if any(s.fidelity is f for _, s in rows)):
+        letters = f" ({drawn.letters(f)} in a square)" * (f in odd)
+        fidelities.append((b.code(f), f"{letters}: {f.words.partition(' (')[0]}."))
     signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
     signs += ", ≈k/n flaky: k of n reproduced it; ! not as expected; q in quarantine."
     yield b.Picture(drawn.legend(night.squares), [b.p(signs)])
-    instead = [
-        block for grid in night.grids for block in (b.p(b.strong(grid.engine)), *drawn.table(grid))
-    ]
+    instead: list[b.Block] = []
+    for grid in night.grids:
+        instead += [b.p(b.strong(grid.engine)), *drawn.table(grid)]
     yield b.Picture(drawn.drawing(night, new), instead)
     yield from b.folded("Fidelities: what the runs were made on", b.bullets(fidelities))
 
@@ -289,13 +283,9 @@ def _case(square: Square) -> Case:
     output = [f"job: {cell.id}", f"came out: {square.words}; {square.expectation}"]
     output += [f"fidelity: {square.fidelity}"] if square.fidelity is not None else []
     for run in square.attempts:
-        facts = [
-            f"run {run.index} ({run.role}): {words.attempt(run, 'lost')}",
-            duration(run.seconds),
-            run.explanation or run.error,
-            f"key {run.key[:14]}" if run.key else "",
-            run.incident,
-        ]
+        came = f"run {run.index} ({run.role}): {words.attempt(run, 'lost')}"
+        key = f"key {run.key[:14]}" if run.key else ""
+        facts = (came, duration(run.seconds), run.explanation or run.error, key, run.incident)
         output.append("; ".join(filter(None, facts)))
     red = how in ("failed", "error")
     # Of two names that are cut alike or differ in what is not shown, CI would keep one.
@@ -364,11 +354,9 @@ def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
     )
     if not scenario:
         signs = f"= every release as expected, ! one of them not, else {signs}"
+    span = f"{nights[0].night.id} … {nights[-1].night.id}, oldest first"
     return [
-        b.p(
-            f"{b.count(len(nights), 'nightly run')}: {nights[0].night.id} … "
-            f"{nights[-1].night.id}, oldest first"
-        ),
+        b.p(f"{b.count(len(nights), 'nightly run')}: {span}"),
         *b.table("engine:name | scenario:name | nightly runs:name | newest", rows),
         b.p(f"{signs}; _ no job in that nightly run", tone="soft"),
     ]

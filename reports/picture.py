@@ -75,19 +75,17 @@ def picture(incident: Incident) -> Markup:
 
 def _description(incident: Incident) -> str:
     groups = timeline.request_groups(incident.evidence.requests)[:40]
+    purposes = [one_line(timeline.purpose(g.first.label), 60) for g in groups]
     requests = "; ".join(
-        f"{g.first.phase}: {g.count} × {one_line(timeline.purpose(g.first.label), 60)} "
-        f"{g.status} {g.latency}"
-        for g in groups
+        f"{g.first.phase}: {g.count} × {purpose} {g.status} {g.latency}"
+        for g, purpose in zip(groups, purposes, strict=True)
     )
     cpu = "; ".join(
-        f"{one_line(t.name, 40)} at most {max(v for _, v in t.points):.0f} % of a core"
+        f"{one_line(t.name, 40)} at most {t.most:.0f} % of a core"
         for t in timeline.cpu_tracks(incident.evidence)[:6]
     )
-    gpu = "; ".join(
-        f"{t.name} at most {max(v for _, v in t.points):.0f} %"
-        for t in timeline.gpu_tracks(incident)[:6]
-    )
+    gpus = timeline.gpu_tracks(incident)[:6]
+    gpu = "; ".join(f"{t.name} at most {t.most:.0f} %" for t in gpus)
     told = f"Requests: {requests or 'none'}. CPU: {cpu or 'not sampled'}."
     return f"{told} GPU: {gpu}." if gpu else told
 
@@ -237,7 +235,7 @@ def _panel(
     visible = [t for t in visible if t.points]
     if not visible:
         return [], y
-    top_value = max(least, *(v for t in visible for _, v in t.points))
+    top_value = max(least, *(t.most for t in visible))
     tick = svg.nice_step(top_value, 4)
     if step:
         tick = max(1.0, tick)  # there is no half request
@@ -253,8 +251,7 @@ def _panel(
     for number, track in enumerate(visible):
         path = _path(track, axis, scale, step)
         last = track.points[-1][1]
-        highest = max(v for _, v in track.points)
-        tip = f"{one_line(track.name, 60)}: last {last:.0f}, highest {highest:.0f}"
+        tip = f"{one_line(track.name, 60)}: last {last:.0f}, highest {track.most:.0f}"
         out.append(svg.path(f"line s{number}", path, tip))
         labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
     out += svg.end_labels(labels, LEFT + PLOT + 6)

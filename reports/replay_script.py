@@ -3,6 +3,7 @@
 It starts nothing and talks to 127.0.0.1 only; the reader starts the server, by the command in it.
 """
 
+import ast
 import base64
 import io
 import json
@@ -11,7 +12,7 @@ import tempfile
 import textwrap
 import zlib
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,7 +82,8 @@ def script(
     kind = finding.finding_class.value
     said = f"{finding.observation}. Expected: {finding.expectation}."
     random = "; its texts and images are random ones" if case.origin.anonymised else ""
-    text: str = _template().render(
+    fill = partial(
+        _template().render,
         title=_comment(f"{finding.title}."),
         said=textwrap.fill(_comment(said), WIDTH),
         commands=server_steps(case, settings, project),
@@ -107,7 +109,16 @@ def script(
         model=model[0] if model else "",
         weights=model[1] if model else "",
     )
+    used = {name.id for name in ast.walk(ast.parse(fill(imports=()))) if isinstance(name, ast.Name)}
+    text: str = fill(imports=[module for module in _MODULES if module.partition(".")[0] in used])
     return text
+
+
+_MODULES: Final = (
+    *("argparse", "base64", "http.client", "json", "os", "pathlib", "socket", "struct", "sys"),
+    *("threading", "time", "zlib"),
+)
+"""That a script may use, as it imports them."""
 
 
 _KINDS: Final = {

@@ -1,5 +1,6 @@
 """One chronological list of what happened, and sparklines of what the sampler saw."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -61,16 +62,24 @@ def status_class(request: RequestRecord) -> str:
     return "ok" if not request.error else "server"
 
 
-@dataclass(frozen=True)
+@dataclass
 class RequestGroup:
-    """Requests in a row that went alike; ``latency`` is a range."""
+    """Requests in a row that went alike."""
 
-    first: RequestRecord
-    count: int
-    status: str
-    kind: str
-    latency: str
-    ids: str
+    requests: Sequence[RequestRecord]
+
+    def __post_init__(self) -> None:
+        self.first, self.count = self.requests[0], len(self.requests)
+        self.status, self.kind = status_words(self.first), status_class(self.first)
+
+    @property
+    def latency(self) -> str:
+        """A range."""
+        return span(request.latency_s for request in self.requests)
+
+    @property
+    def ids(self) -> str:
+        return f"{self.first.id}–{self.requests[-1].id}" if self.count > 1 else f"{self.first.id}"
 
     @property
     def what(self) -> str:
@@ -82,18 +91,7 @@ class RequestGroup:
 def request_groups(requests: list[RequestRecord]) -> list[RequestGroup]:
     """Consecutive requests of one phase, purpose and status, as one row each."""
     ordered = sorted(requests, key=lambda r: (r.sent.mono, r.id))
-    rows = [[*alike] for _, alike in groupby(ordered, _key)]
-    return [
-        RequestGroup(
-            first=row[0],
-            count=len(row),
-            status=status_words(row[0]),
-            kind=status_class(row[0]),
-            latency=span(r.latency_s for r in row),
-            ids=f"{row[0].id}" if len(row) == 1 else f"{row[0].id}–{row[-1].id}",
-        )
-        for row in rows
-    ]
+    return [RequestGroup([*alike]) for _, alike in groupby(ordered, _key)]
 
 
 def purpose(label: str) -> str:
@@ -111,6 +109,10 @@ class Track:
 
     name: str
     points: list[tuple[float, float]]
+
+    @property
+    def most(self) -> float:
+        return max(value for _, value in self.points)
 
 
 def cpu_tracks(evidence: Evidence) -> list[Track]:
@@ -155,21 +157,20 @@ def _tracks(evidence: Evidence, field: str) -> list[Track]:
             if sane(value) and sane(point.mono):
                 by_name.setdefault(name, []).append((point.mono, value))
     tracks = [Track(name, points) for name, points in by_name.items()]
-    return sorted(tracks, key=lambda t: -max(v for _, v in t.points))
+    return sorted(tracks, key=lambda t: -t.most)
 
 
 def sparks(incident: Incident) -> list[Block]:
     """CPU, GPU and requests over the sampled time, as lines of text."""
     gpu, memory = gpu_tracks(incident), gpu_memory_tracks(incident)
-    tracks = [
-        *((t.name, t, " %") for t in cpu_tracks(incident.evidence)[:6]),
-        *((t.name, t, " %") for t in gpu[:6]),
-        *((f"{t.name} memory", t, " GiB") for t in memory[:6]),
-        *((f"requests {t.name}", t, "") for t in metric_tracks(incident.evidence)[:6]),
-    ]
+    cpu, metrics = cpu_tracks(incident.evidence), metric_tracks(incident.evidence)
     drawn = [
-        f"{one_line(name, 22):<22} {sparkline(t)}  max {max(v for _, v in t.points):.0f}{unit}"
-        for name, t, unit in tracks
+        f"{one_line(before + t.name + after, 22):<22} {sparkline(t)}  max {t.most:.0f}{unit}"
+        for tracks, before, after, unit in (
+            *((cpu, "", "", " %"), (gpu, "", "", " %")),
+            *((memory, "", " memory", " GiB"), (metrics, "requests ", "", "")),
+        )
+        for t in tracks[:6]
     ]
     if not drawn:
         return []

@@ -312,6 +312,33 @@ def test_the_schema_describes_incidents_and_refuses_others(judged: Incident) -> 
         assert not check.is_valid({**document, **spoil}), spoil
 
 
+RECORDED = Path(__file__).parents[1] / "evidence" / "uuid-alias-0.23.0.zip"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("list", ["list"]),
+        ("alive", ["list", "--alive"]),
+        ("scenario", ["show", "ghost-key-eviction"]),
+        ("claims", ["claims"]),
+        ("judge", ["judge", RECORDED]),
+        ("accept-list", ["accept", "--list", "--device", "cpu"]),
+        ("incidents", ["incidents"]),
+    ],
+)
+def test_what_is_printed_names_its_kind_and_fits_its_schema(
+    here: Here, kind: str, words: list[object]
+) -> None:
+    document = json.loads(here(*words, "--json").stdout)
+    assert (document["$id"], document["schema_version"]) == (f"urn:mmrepro:{kind}:1", 1)
+    schema = json.loads(here("schema", "--of", kind).stdout)
+    check = jsonschema.validators.validator_for(schema)(schema)
+    check.validate(document)
+    for spoil in ({"$id": "urn:mmrepro:other:1"}, {"schema_version": 2}, {"surprise": 1}):
+        assert not check.is_valid({**document, **spoil}), spoil
+
+
 @pytest.mark.parametrize("format", ["md", "html", "json", "junit"])
 def test_a_report_is_made_from_the_folder_alone(
     here: Here, tmp_path: Path, judged: Incident, format: str

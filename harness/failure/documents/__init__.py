@@ -10,7 +10,6 @@ from mmrepro.base.records import (
 )
 from mmrepro.failure.documents.model import (
     INCIDENT_FILE as INCIDENT_FILE,
-    SCHEMA_VERSION as SCHEMA_VERSION,
     Birthday as Birthday,
     ClaimResult as ClaimResult,
     ClaimStatus as ClaimStatus,

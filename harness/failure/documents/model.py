@@ -28,7 +28,6 @@ from mmrepro.probes.data import ThreadStack
 from mmrepro.traffic.evidence import Evidence
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-SCHEMA_VERSION = 1
 INCIDENT_FILE = "incident.json"
 
 

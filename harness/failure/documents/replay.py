@@ -13,7 +13,6 @@ from mmrepro.traffic.case.model import Origin, ServerWanted
 from pydantic import Field, StringConstraints
 
 REPLAY_FILE = "replay.json"
-REPLAY_VERSION: Final = 1
 PUBLIC_DIR = "anonymised"
 """Below a finding's folder: its case with other words and pictures, which was played and fails."""
 VERDICTS_FILE = "verdicts.jsonl"
@@ -293,7 +292,6 @@ def bucket_words(buckets: list[str]) -> str:
 
 
 FUZZ_FILE = "fuzz.json"
-FUZZ_VERSION: Final = 1
 EPISODES_FILE = "episodes.jsonl"
 """Beside it: a line for each episode that began, ended, or was pursued; ``--resume`` reads it."""
 EPISODES_DIR = "episodes"

@@ -40,7 +40,6 @@ class SearchDocument(CampaignDocument):
 
 
 BISECTION_FILE = "bisection.json"
-BISECTION_VERSION: Final = 1
 
 By = Literal["release", "commit"]
 Find = Literal["introduced", "fixed", "both"]
@@ -175,7 +174,6 @@ class Bisection(SearchDocument):
 
 
 ABLATION_FILE = "ablation.json"
-SCHEMA_VERSION = 1
 
 
 class CellState(StrEnum):
