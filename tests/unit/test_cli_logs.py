@@ -40,14 +40,14 @@ def test_a_hang_is_told(log: Path) -> None:
 
 def test_as_json_and_alone(log: Path) -> None:
     done = CliRunner().invoke(app, ["logs", str(log), "--json", "--alone"])
-    data = json.loads(done.output)["data"]
+    data = json.loads(done.output)["log"]
     assert (data["lines"], data["stuck_count"]) == (4, 1)
     assert data["match_counts"]["cached-item-assertion"] == 1
 
 
 def test_another_engine_may_be_named(log: Path) -> None:
     done = CliRunner().invoke(app, ["logs", str(log), "--json", "--engine", "lmdeploy"])
-    assert json.loads(done.output)["data"]["stuck_count"] is None
+    assert json.loads(done.output)["log"]["stuck_count"] is None
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_logs_and_diagnose_name_the_engine_by_its_form(engine: str, tmp_path: Pa
     path = tmp_path / "server.log"
     path.write_text(BY_FORM[engine] + "\n")
     done = CliRunner().invoke(app, ["logs", str(path), "--json"])
-    assert json.loads(done.output)["data"]["engine"] == engine
+    assert json.loads(done.output)["log"]["engine"] == engine
     target = discover.Target(TargetFacts(url="http://a", place="local", port=1, logs=[str(path)]))
     discover.name_engine_by_log(target)
     assert target.facts.engine == engine
@@ -91,8 +91,8 @@ def test_logs_and_diagnose_name_the_engine_by_its_form(engine: str, tmp_path: Pa
 
 def test_a_pipe_and_a_folder(log: Path) -> None:
     piped = CliRunner().invoke(app, ["logs", "-", "--json"], input=log.read_bytes())
-    assert json.loads(piped.output)["data"]["lines"] == 4
+    assert json.loads(piped.output)["log"]["lines"] == 4
     (log.parent / "core").write_bytes(b"\x7fELF\0\0")
     folder = CliRunner().invoke(app, ["logs", str(log.parent), "--json"])
-    data = json.loads(folder.output)["data"]
+    data = json.loads(folder.output)["log"]
     assert (data["lines"], len(data["files"])) == (8, 2)
