@@ -6,6 +6,15 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+EXAMPLES = 20
+"""Of a property, for each change; tests/conftest.py has the profiles."""
+
+
+def examples(count: int, **more: Any) -> settings:
+    """So many examples for each change; in another profile as many times more as it has itself."""
+    return settings(max_examples=count * settings.default.max_examples // EXAMPLES, **more)
 
 
 def grid(cases: Iterable[Any], *, always: Collection[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from mmrepro import cli
 def mmrepro(*words: object) -> tuple[int, str, str]:
     """Exit code, output and error."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    out.isatty, err.isatty = sys.stdout.isatty, sys.stderr.isatty  # a test may have set them
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["mmrepro", *map(str, words)])

@@ -7,7 +7,8 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.failure.documents.model import collision_probability, cross_probability, images_for
 
 
@@ -39,7 +40,7 @@ def test_as_exact_fractions_say(bits: int, images: int) -> None:
     assert collision_probability(images, bits) == pytest.approx(wanted, rel=1e-11, abs=1e-15)
 
 
-@settings(max_examples=25)
+@examples(15)
 @given(st.integers(14, 44), st.integers(2, 20_000))
 def test_the_series_continues_the_product(bits: int, images: int) -> None:
     images = min(images, 1 << bits)

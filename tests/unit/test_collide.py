@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_sglang import write_engine
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro import cli
 from mmrepro.base.errors import (
     EngineStartError,
@@ -62,7 +63,7 @@ def place(folder: Path, **changes: Any) -> Place:
 # ------------------------------------------------------------------ the worker's parts
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(st.integers(1, 5), st.integers(0, 2**40), st.integers(0, 3))
 def test_the_shortcut_hashes_what_the_engine_hashes(varying: int, index: int, seed: int) -> None:
     index %= 256**varying

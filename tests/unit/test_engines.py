@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from grids import examples
+from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, root_cause_lines
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
@@ -203,9 +204,7 @@ def test_no_file_or_a_folder(tmp_path: Path) -> None:
     assert causes(tmp_path, "") == []
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=2000))
 def test_any_bytes(tmp_path: Path, data: bytes) -> None:
     lines = causes(tmp_path, data)

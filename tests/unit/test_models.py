@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from grids import examples
+from hypothesis import assume, given, strategies as st
 from mmrepro.engines.models import TinyQwen2VL, smart_resize
 from mmrepro.engines.models.qwen import FACTOR
 from mmrepro.engines.models.tiny import REPORTED_IMAGE_TOKENS, TinyDotsOCR
@@ -104,7 +105,7 @@ def safetensors(path: Path) -> tuple[dict[str, Any], bytes]:
     return header, raw[8 + length :]
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.sampled_from([64, 128]), st.integers(1, 3), st.sampled_from([32, 64]), st.integers(1, 2))
 def test_the_weights_file_is_well_formed(
     tmp_path_factory: pytest.TempPathFactory, hidden: int, layers: int, vision: int, depth: int

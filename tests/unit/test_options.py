@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer
-from hypothesis import HealthCheck, given, settings, strategies as st
+from grids import examples
+from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Command, Declared, Origin, declared
 from mmrepro.campaign.matrix import selectors
@@ -143,9 +144,8 @@ def all_words(options: Command) -> list[str]:
 
 
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.COMMAND)
-@settings(
-    max_examples=15,
-    deadline=None,
+@examples(
+    15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
@@ -185,9 +185,8 @@ def typed(one: Declared, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("made", [m for m in MADE if configurable(m)], ids=lambda m: m.COMMAND)
-@settings(
-    max_examples=10,
-    deadline=None,
+@examples(
+    10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.traffic.drive import noise, read_picture, tiles
 from PIL import Image
@@ -16,7 +17,7 @@ SEEDS = st.integers(0, 2**31)
 SIDES = st.integers(1, 300)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(SEEDS, SIDES, SIDES)
 def test_a_png_of_the_size_that_was_asked_for(seed: int, width: int, height: int) -> None:
     picture = noise("X", seed, (width, height))
@@ -26,7 +27,7 @@ def test_a_png_of_the_size_that_was_asked_for(seed: int, width: int, height: int
         image.load()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(SEEDS, SEEDS)
 def test_equal_seeds_equal_bytes_other_seeds_other_bytes(one: int, two: int) -> None:
     first, second = noise("a", one, (140, 84)), noise("b", two, (140, 84))

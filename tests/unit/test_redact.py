@@ -9,7 +9,8 @@ import hashlib
 import time
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from grids import examples
+from hypothesis import assume, given, strategies as st
 from mmrepro.base.records import Record
 from mmrepro.base.text.redact import MIN_SECRET, PLACEHOLDER, Redactor
 
@@ -34,14 +35,14 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(secret=word, before=around, after=around)
 def test_a_planted_secret_never_survives(form: str, secret: str, before: str, after: str) -> None:
     assume(secret not in before + after)
     assert secret not in redactor().redact(f"{before} {form.format(secret)} {after}")
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(st.binary(min_size=120, max_size=900))
 def test_long_base64_and_private_keys_never_survive(data: bytes) -> None:
     encoded = base64.b64encode(hashlib.sha512(data).digest() * 4).decode()
@@ -68,7 +69,7 @@ fragments = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@examples(150)
 @given(fragments)
 def test_redacting_twice_is_redacting_once(parts: list[str]) -> None:
     one = redactor()
@@ -77,7 +78,7 @@ def test_redacting_twice_is_redacting_once(parts: list[str]) -> None:
     assert redactor().redact(once) == once, "also by a redactor that never saw the secrets"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(st.text(min_size=1, max_size=300), st.text(max_size=60))
 def test_a_registered_prompt_never_survives(secret: str, around: str) -> None:
     one = redactor()
@@ -101,7 +102,7 @@ def test_a_prompt_is_found_cut_and_escaped() -> None:
         assert placeholder in one.redact(f"log: {form}")
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(word)
 def test_the_same_secret_has_the_same_placeholder_everywhere(secret: str) -> None:
     one = redactor()
@@ -115,7 +116,7 @@ def test_the_same_secret_has_the_same_placeholder_everywhere(secret: str) -> Non
     assert one.redact(f"other sk-{secret}Z9") == "other [redacted:key-1]"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(st.binary(min_size=1, max_size=32))
 def test_evidence_survives(data: bytes) -> None:
     for text in (

@@ -12,7 +12,8 @@ import string
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, example, given, settings, strategies as st
+from grids import examples
+from hypothesis import assume, example, given, strategies as st
 from mmrepro.base.text.named import Secrecy, secrecy
 from mmrepro.base.text.opaque import called_digest, is_opaque
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
@@ -165,7 +166,7 @@ def is_hexadecimal(token: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", OPAQUE)
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 2**64), place=st.sampled_from(PLACES), around=st.text(max_size=30))
 def test_an_opaque_token_never_survives(kind: str, seed: int, place: str, around: str) -> None:
     token = OPAQUE[kind](random.Random(seed))
@@ -186,7 +187,7 @@ def test_what_a_text_calls_a_digest_stays_if_it_is_hexadecimal(word: str) -> Non
         assert (token in redacted(f"{word} {token}")) == is_hexadecimal(token), kind
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(seed=st.integers(0, 2**64))
 def test_a_token_has_one_placeholder(seed: int) -> None:
     """In whatever place; and another token has another one."""
@@ -322,7 +323,7 @@ def test_what_is_not_opaque(text: str) -> None:
     assert not is_opaque(text)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(100)
 @given(
     st.lists(
         st.sampled_from(

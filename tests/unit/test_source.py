@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from grids import examples
+from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.failure.documents import SourceExcerpt
 from mmrepro.run.judge import MAX_LINES, read_definition
 from mmrepro.scenario.more import SourceRef
@@ -150,9 +151,7 @@ def test_a_long_definition_is_cut_around_what_matters(tmp_path: Path, marked: in
     assert found.lines[number - found.first_line].strip() == f"line_{marked} = {marked}"
 
 
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=300), st.text(max_size=10))
 def test_any_text_is_read_or_refused(tmp_path: Path, text: str, qualname: str) -> None:
     (tmp_path / "any.py").write_text(text, encoding="utf-8", errors="replace")

@@ -26,7 +26,8 @@ from fake_server import (
     silent,
     then_silent,
 )
-from hypothesis import HealthCheck, given, settings, strategies as st
+from grids import examples
+from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.traffic import Traffic, client as traffic_module
 from mmrepro.traffic.drive import noise
 from mmrepro.traffic.evidence import Evidence, RequestRecord
@@ -367,9 +368,8 @@ JSON = st.recursive(
 )
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
+@examples(
+    30,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.one_of(JSON.map(json.dumps), st.text(max_size=60)), st.integers(100, 599), st.booleans())

@@ -308,8 +308,11 @@ class Redactor:
     def redact_named(self, value: str, name: str) -> str:
         """``value`` redacted; altogether if ``name`` says that it is a secret."""
         name = name.lstrip("-")
+        told = secrecy(name)
+        if not told and value in self._clean and not self._registered:
+            return value
         bare = value.strip("\"'")
-        if secrecy(name) and not PLACEHOLDER.search(bare):
+        if told and not PLACEHOLDER.search(bare):
             scheme = looks.SCHEME.match(bare)
             secret = bare[scheme.end() :] if scheme else bare
             if _may_be_secret(name, secret, assigned=True):

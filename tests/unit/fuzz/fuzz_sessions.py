@@ -39,7 +39,7 @@ def fuzzing(
 ) -> tuple[FakedFuzzing, list[str]]:
     """A session on a fake player; and each state of its document, as JSON."""
     place: dict[str, Any] = {"resume" if resume else "out": folder / "fuzz"}
-    options = {"server": server(), "budget_s": 3600.0, **place, **options}
+    options = {"server": server(), "budget_s": 1200.0, **place, **options}
     states: list[str] = []
 
     def write(fuzz: Fuzz, where: Path) -> None:

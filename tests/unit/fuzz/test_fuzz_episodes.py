@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 from fuzz_sessions import server
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.failure.documents.replay import Learnt
 from mmrepro.search.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
 from mmrepro.search.fuzz.limits import BLOCK, CONTEXT, KV, Limits
@@ -44,7 +45,7 @@ def episodes(engine: str, seed: int = 1, **more: object) -> Episodes:
 
 
 @given(engine=ENGINES, seed=st.integers(0, 1 << 30), number=st.integers(1, 40))
-@settings(max_examples=120, deadline=None)
+@examples(60)
 def test_each_is_a_case_that_can_be_played(engine: str, seed: int, number: int) -> None:
     planned = episodes(engine, seed).next(number)
     case = planned.case
@@ -72,7 +73,7 @@ def test_each_is_a_case_that_can_be_played(engine: str, seed: int, number: int) 
 
 
 @given(engine=ENGINES, number=st.sampled_from(MIXED), seed=st.integers(0, 999))
-@settings(max_examples=40, deadline=None)
+@examples(20)
 def test_what_is_switched_off_is_not_sent(engine: str, number: int, seed: int) -> None:
     planned = episodes(engine, seed).next(number)
     ops, on = planned.case.operations, set(planned.switches)
@@ -183,7 +184,7 @@ def test_given_pictures_are_used_and_so_are_given_requests() -> None:
 
 
 @given(seed=st.integers(0, 1 << 20))
-@settings(max_examples=60, deadline=None)
+@examples(30)
 def test_what_was_interesting_is_changed_into_cases_that_can_be_played(seed: int) -> None:
     base = {5: episodes("vllm", 7).next(1).case, 9: episodes("vllm", 8).next(2).case}
     made = episodes("vllm", seed, interesting=base).next(10)

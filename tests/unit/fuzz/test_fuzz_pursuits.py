@@ -37,7 +37,7 @@ def test_what_time_did_not_allow_is_taken_up_again(
     short, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=1, budget_s=budget_s)
     before = short.execute()
     assert not any(found.finding.shrunk for found in before.found)
-    longer, _ = fuzzing(tmp_path, FakePlayer(engine, clock), resume=True, seed=1, budget_s=1500.0)
+    longer, _ = fuzzing(tmp_path, FakePlayer(engine, clock), resume=True, seed=1, budget_s=1000.0)
     fuzz = longer.execute()
     (found,) = fuzz.found
     assert (found.finding.confirmed, found.finding.shrunk, fuzz.once) == (True, True, [])
@@ -82,7 +82,7 @@ def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
     tmp_path: Path, hasty: Clock, later: int
 ) -> None:
     engine = hangs_on(leaves, several)
-    whole, _ = fuzzing(tmp_path / "whole", FakePlayer(engine, hasty), seed=1, budget_s=1500.0)
+    whole, _ = fuzzing(tmp_path / "whole", FakePlayer(engine, hasty), seed=1, budget_s=1000.0)
     (wanted,) = whole.execute().found
     taken_up: list[int] = []
 
@@ -93,10 +93,10 @@ def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
         if len(taken_up) == later:
             raise Killed
 
-    begun, _ = fuzzing(tmp_path, FakePlayer(engine, kill), seed=1, budget_s=1500.0)
+    begun, _ = fuzzing(tmp_path, FakePlayer(engine, kill), seed=1, budget_s=1000.0)
     with pytest.raises(Killed):
         begun.execute()
-    again, _ = fuzzing(tmp_path, FakePlayer(engine, hasty), resume=True, seed=1, budget_s=1500.0)
+    again, _ = fuzzing(tmp_path, FakePlayer(engine, hasty), resume=True, seed=1, budget_s=1000.0)
     (found,) = again.execute().found
     assert ended_once(tmp_path)
     assert (found.finding.requests, found.finding.shrunk) == (wanted.finding.requests, True)
@@ -108,7 +108,7 @@ def test_what_cannot_be_shrunk_in_that_time_stays_as_it_was_and_is_not_tried_for
 ) -> None:
     monkeypatch.setattr(minimisations, "FINISH", 5)
     player = FakePlayer(hangs_on(leaves, several), hasty)
-    session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1500.0)
+    session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1000.0)
     fuzz = session.execute()
     (found,) = fuzz.found
     assert (found.finding.confirmed, found.finding.shrunk) == (True, False)

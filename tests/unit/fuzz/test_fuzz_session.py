@@ -58,7 +58,7 @@ def test_a_hang_is_found_and_shrunk_to_what_matters(
     tmp_path: Path, clock: Clock, seed: int
 ) -> None:
     engine = hangs_on(leaves, several)
-    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=seed, budget_s=1500.0)
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=seed, budget_s=800.0)
     fuzz = session.execute()
     assert fuzz.exit_code == 1
     (found,) = fuzz.found
@@ -86,7 +86,7 @@ def test_the_episode_goes_on_after_an_error_and_both_are_found(
             for op in case.operations
         }
 
-    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=2000.0)
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=900.0)
     fuzz = session.execute()
     assert {found.finding.bucket for found in fuzz.found} == {BUCKET, OTHER}
     assert all(found.finding.requests == 1 for found in fuzz.found)
@@ -123,7 +123,7 @@ def test_what_is_never_seen_again_is_left_alone_after_three_episodes(
         seen.add(digest)
         return hangs_on(lambda _: True)(case) if new else well(case)
 
-    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=1500.0)
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=800.0)
     fuzz = session.execute()
     assert fuzz.found == []
     assert len([e for e in fuzz.episodes if e.pursued]) == knowledge.TRIES
@@ -159,7 +159,7 @@ def test_a_known_failure_is_named_and_kept_away_from_then_on(tmp_path: Path, clo
     engine: Answers = lambda case: well(case) if case.server.mitigation else hang(case)  # noqa: E731
     player = FakePlayer(engine, clock)
     wanted = server().model_copy(update={"release": "0.23.0"})
-    session, _ = fuzzing(tmp_path, player, name=ghost_key, server=wanted, budget_s=2000.0)
+    session, _ = fuzzing(tmp_path, player, name=ghost_key, server=wanted, budget_s=900.0)
     fuzz = session.execute()
     (found,) = fuzz.found
     assert (found.finding.known, fuzz.exit_code) == ("ghost-key-eviction", 0)
@@ -171,7 +171,7 @@ def test_a_known_failure_is_named_and_kept_away_from_then_on(tmp_path: Path, clo
 
 def test_blind_names_nothing(tmp_path: Path, clock: Clock) -> None:
     player = FakePlayer(hangs_on(several), clock)
-    session, _ = fuzzing(tmp_path, player, name=ghost_key, blind=True, budget_s=2000.0)
+    session, _ = fuzzing(tmp_path, player, name=ghost_key, blind=True, budget_s=900.0)
     fuzz = session.execute()
     (found,) = fuzz.found
     assert (found.finding.known, fuzz.exit_code) == (None, 1)
@@ -200,7 +200,7 @@ def test_answers_are_held_against_a_reference_and_what_differs_is_pursued(
     monkeypatch.setattr("mmrepro.search.oracle.near_ties.answers", answers)
     quiet = lambda case, played, engine: Judged()  # noqa: E731
     session, _ = fuzzing(
-        tmp_path, Answering(well, clock), judge=quiet, server=server("minivllm"), budget_s=1500.0
+        tmp_path, Answering(well, clock), judge=quiet, server=server("minivllm"), budget_s=800.0
     )
     fuzz = session.execute()
     assert [found.finding.finding_class for found in fuzz.found] == ["wrong-answer"]

@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from made_nights import attempt, cell, night
 from mmrepro.base.errors import BadLedger, LedgerBusy, NoSpace
 from mmrepro.failure.documents.ledger import (
@@ -51,7 +52,7 @@ def write(folder: Path, lines: list[AnyRecord]) -> Path:
 
 
 @given(st.lists(st.tuples(st.sampled_from("rndil"), WORDS, WORDS), max_size=6))
-@settings(max_examples=25)
+@examples(15)
 def test_what_is_appended_is_read_again(runs: list[tuple[str, str, str]]) -> None:
     lines: list[AnyRecord] = [night(1).night, Planned(night="n1", cell=cell())]
     for index, (letter, word, other) in enumerate(runs, 1):
@@ -87,7 +88,7 @@ def test_cut_at_any_byte_it_is_a_prefix_and_goes_on(tmp_path: Path) -> None:
 @given(
     st.integers(0, 10_000), st.sampled_from(["drop", "half", "twice", "noise", "field", "later"])
 )
-@settings(max_examples=60)
+@examples(30)
 def test_any_other_damage_names_its_line(pick: int, how: str) -> None:
     texts = [r.model_dump_json() for r in sample()]
     number = pick % len(texts)

@@ -7,7 +7,8 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.base.units import GIB, MIB
 from mmrepro.kv_budget import (
@@ -410,7 +411,7 @@ def test_sglang_is_within_a_token_of_exact_arithmetic(plan: SglangPlan, percent:
 # ------------------------------------------------------------------ what holds for all of them
 
 
-@settings(max_examples=120)
+@examples(60)
 @given(st.one_of(ruled, vllm_plans, sglang_plans), st.integers(1, 500_000))
 def test_back_and_forth(plan: MemoryPlan, tokens: int) -> None:
     answer = smallest(plan, tokens)

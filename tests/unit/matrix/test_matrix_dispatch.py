@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from matrix_nights import planned
 from mmrepro.campaign.schedule import Costs, Dispatcher, Group, Slice, groups_of
 
@@ -170,7 +171,7 @@ def test_what_a_machine_that_went_was_to_fetch_is_for_others() -> None:
 # ---------------------------------------------------------------- whatever happens
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     chance=st.randoms(use_true_random=False),
@@ -218,7 +219,7 @@ def test_every_cell_is_handed_out_once_unless_it_is_given_back(
     assert handed == Counter(cells) + back
 
 
-@settings(max_examples=20)
+@examples(15)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     machines=st.sets(st.sampled_from("abcd"), min_size=1),

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from matrix_nights import FakePlace, FakePlaces, World, execute, night, planned
 from mmrepro.base.errors import ExitCode, NoPlaceLeft
 from mmrepro.campaign.events import CampaignEvent, Note, RunBegan, RunEnded
@@ -248,7 +249,7 @@ def test_ctrl_c_stops_all_machines(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- lost anywhere
 
 
-@settings(max_examples=25)
+@examples(15)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     losses=st.lists(st.sets(st.integers(0, 12), max_size=4), min_size=0, max_size=3),

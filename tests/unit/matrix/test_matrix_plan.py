@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.campaign.matrix import plan as planning, selectors
 from mmrepro.campaign.matrix.options import MatrixRunCommand, Rows, load
@@ -234,7 +235,7 @@ def test_cells_of_one_environment_stand_together_oldest_first() -> None:
     ]
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(1, 5), st.sets(st.integers(0, 30), min_size=1, max_size=12))
 def test_shards_are_a_partition_that_does_not_move(count: int, minors: set[int]) -> None:
     def of(some: set[int]) -> list[Planned]:

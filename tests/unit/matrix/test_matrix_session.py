@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from grids import examples
+from hypothesis import example, given, strategies as st
 from matrix_nights import (
     Came,
     DyingLedger,
@@ -245,7 +246,7 @@ def test_a_plan_that_was_not_written_whole_is_not_gone_on_with(tmp_path: Path) -
 CAME = st.sampled_from([BAD, GOOD, UNSURE, BROKEN, Lost.TIMEOUT, Lost.UNLOADABLE])
 
 
-@settings(max_examples=12)
+@examples(12)
 @example(came=[[BAD] * 10] * 3, kills=[(2, "after")], repeat=1, jobs=1)
 @given(
     came=st.lists(st.lists(CAME, min_size=10, max_size=10), min_size=1, max_size=4),

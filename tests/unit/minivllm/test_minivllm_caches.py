@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.reproducers.minivllm.caches import ImageCache
 from mmrepro.reproducers.minivllm.config import FAULTS, NOTE_FAULTS, by_chance, chosen
 from mmrepro.reproducers.minivllm.sequence import Image, ImageSequence, Sequence
@@ -15,7 +16,7 @@ def image(number: int, tokens: int = 4) -> Image:
     return Image.of(b"%d" % number, 1, tokens)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(50)
 @given(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=40))
 def test_both_sides_hold_the_same_images(capacity: int, sent: list[tuple[int, int]]) -> None:
     front, engine = ImageCache(capacity), ImageCache(capacity)

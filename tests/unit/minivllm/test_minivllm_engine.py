@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
+from grids import examples
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis.stateful import (
     Bundle,
@@ -82,7 +83,7 @@ def right(batch: list[Request]) -> list[list[int]]:
     return [reference(r.ids, r.pictures, r.max_tokens) for r in batch]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(CONFIGS, BATCHES)
 def test_any_batch_is_answered_rightly(config: EngineConfig, batch: list[Request]) -> None:
     assert answers(enough(config, batch), batch) == right(batch)
@@ -144,7 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert len(seq.output_ids) == request.max_tokens
 
 
-EngineMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+EngineMachine.TestCase.settings = examples(15, stateful_step_count=20, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import LogsData
 from mmrepro.probes.log_files import recent, with_rotated
@@ -97,7 +98,7 @@ PACKERS: list[tuple[str, Callable[[bytes], bytes]]] = [
 TEXTS = ["Added request r.", "EngineCore loop active.", "boom", "fine"]
 
 
-@settings(max_examples=40)  # each writes files
+@examples(20)  # each writes files
 @given(
     st.lists(
         st.lists(st.tuples(st.sampled_from(TEXTS), st.booleans()), min_size=1, max_size=6),

@@ -10,7 +10,8 @@ import time
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.engines import ENGINES
 from mmrepro.failure.signature import live_server
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
@@ -332,7 +333,7 @@ def shipped() -> dict[str, Pattern]:
     return {p: p for patterns in every for p in patterns.values() if p}
 
 
-@settings(max_examples=5)  # of each of some 130
+@examples(5)  # of each of some 130
 @given(st.data())
 def test_every_shipped_pattern_has_texts_that_its_matches_hold(data: st.DataObject) -> None:
     for pattern in shipped().values():

@@ -242,9 +242,13 @@ def test_polling_threads_beside_it_do_not_hide_a_spin():
 @needs_strace
 def test_the_busiest_thread_is_counted_alone_where_others_poll(start_victim, evidence):
     victim = start_victim("spinning-beside-a-poller")
-    data = collect_while_it_runs(victim.pid, evidence, use_strace=True)
-    assert data.verdict == "spinning-in-user-space", data.why
-    assert data.total > 200 * data.window_s
+    for _ in range(20):
+        data = collect_while_it_runs(victim.pid, evidence, use_strace=True)
+        assert data.verdict == "spinning-in-user-space", data.why
+        if "of its busiest thread" in data.why:  # the other one polled often enough to be doubted
+            break
+    else:
+        pytest.fail(f"it never polled: {data.why}")
     assert_runs_untraced(victim.pid)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from fake_server import STREAM_HEAD, completion, delta, http, serving
-from hypothesis import HealthCheck, given, settings, strategies as st
+from grids import examples
+from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.run.play.observing import blocks
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.model import Barrier, Message, Operation
@@ -192,7 +193,7 @@ def played(
     return engine, recorder.evidence.requests, sending
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=operations(), at=st.sampled_from(["fast", "fast", "real", "order"]))
 def test_any_case_ends_and_its_order_is_kept(
     tmp_path: Path, made: list[Operation], at: Time

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, entry, har, shown, write
 from mmrepro.base.errors import UsageError
 from mmrepro.traffic.capture import anonymise, read
@@ -94,7 +95,7 @@ def test_texts_begin_alike_exactly_as_long_as_they_did(
         assert [(n, i) for n, i in enumerate(new) if i in vocabulary.special] == special
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(texts=TEXTS)
 def test_no_word_of_the_input_comes_about_by_chance(texts: list[str], words_model: Path) -> None:
     said = words_of(texts) - {"start", "image"}  # of special tokens, which stay

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, shown
 from mmrepro.traffic.capture import Captured, Contents, anonymise
 from mmrepro.traffic.capture.looks import look
@@ -67,7 +68,7 @@ def test_the_same_pixels_in_another_file_stay_the_same_pixels(tmp_path: Path) ->
     assert not (one == three).all()
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(changed=st.integers(1, 60), seed=st.integers(0, 99))
 def test_near_duplicates_stay_as_near(
     changed: int, seed: int, tmp_path_factory: pytest.TempPathFactory

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
 from mmrepro.traffic.capture import Captured, Contents, anonymise, read, scale
 from mmrepro.traffic.capture.texts import common
@@ -80,7 +81,7 @@ TEXTS = st.lists(
 )
 
 
-@settings(max_examples=25)
+@examples(15)
 @given(texts=TEXTS, limit=st.integers(120, 700))
 def test_what_began_alike_still_does_and_what_differed_still_does(
     texts: list[str], limit: int

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from made_up_plays import answer, canary, case_of, operation, picture, played, reading, refused
 from mmrepro.engines import get_engine
 from mmrepro.search.oracle.cache_bound import cache_bound
@@ -149,7 +150,7 @@ def judged(simulated, asked, engine="vllm", release="", **fields):
     return cache_bound(case, played(records, **(readings | fields)), get_engine(engine))
 
 
-@settings(max_examples=400)
+@examples(200)
 @given(ENGINES, OPERATIONS, st.sampled_from(["vllm", "sglang"]))
 def test_a_sound_cache_is_never_accused(simulated, asked, engine):
     assert judged(simulated, asked, engine).sightings == []
