@@ -195,6 +195,9 @@ class HostFacts(Record):
     gpus: Annotated[list[str], Field(description="names, of a GPU run those that it took")] = []
     gpu_facts: Annotated[list[GpuFacts], Field(description="of a GPU run: all that it saw")] = []
     python: str
+    utc_offset_s: Annotated[
+        int | None, Field(description="of its local time, which logs are written in")
+    ] = None
 
 
 class GpuProcess(Record):

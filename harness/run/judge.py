@@ -7,7 +7,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import EVIDENCE_DIR, Document, Record
@@ -31,7 +31,6 @@ from mmrepro.failure.signature import (
     decide,
     evaluate,
 )
-from mmrepro.failure.signature.coherence import Run, doubts
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.failure.signature.views import log_count
 from mmrepro.probes.data import LogLine, LogsData
@@ -40,6 +39,9 @@ from mmrepro.scenario.parts import SourceRef
 from mmrepro.traffic.evidence import Evidence, Held
 from packaging.version import InvalidVersion, Version
 from pydantic import Field
+
+if TYPE_CHECKING:
+    from mmrepro.failure.signature.coherence import Run
 
 
 def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
@@ -70,6 +72,8 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
 def held(evidence: Evidence, facts: RunFacts) -> tuple[Mapping[str, str], Evidence]:
     """``evidence`` against itself and what the run says of itself: what is doubted and why, and the
     evidence of which a condition that reads something doubted is unknown."""
+    from mmrepro.failure.signature.coherence import doubts  # numpy: only what judges needs it
+
     found = {} if facts.run is None else doubts(evidence, facts.run)
     return found, Held.of(evidence, found) if found else evidence
 
@@ -147,6 +151,8 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
 
 
 def _run_of(incident: Incident, scenario: Scenario) -> Run:
+    from mmrepro.failure.signature.coherence import Run
+
     told, gate = incident.engine, incident.gate
     variants = {one.variant for one in (scenario, *scenario.variants)}
     known = "" if told.name in ENGINES else f"no engine is called {told.name}"
@@ -174,6 +180,7 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
         deadline_s=max(rules, default=None),
         waited_s=incident.deadline_s,
         sources=tuple((ref.file, ref.qualname) for ref in scenario.sources),
+        utc_offset_s=incident.host.utc_offset_s,
         patterns={**engine.log_patterns, **scenario.log_patterns},
     )
 

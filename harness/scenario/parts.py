@@ -19,7 +19,7 @@ from mmrepro.failure.signature.decide import Finding, Part, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a scenario is often only read, and nothing judged
     from mmrepro.failure.signature.coherence import Run
 
 F = TypeVar("F", bound=Callable[..., Any])

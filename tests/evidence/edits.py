@@ -1,8 +1,8 @@
 """Edits of recorded runs: each changes one value, so that the evidence contradicts itself.
 
-An edit finds its value by walking the document, whatever it holds, and makes of it another one that
-could stand there: a number that is another, a moment that was at another time, a digest of something
-else, a list with one entry less. It is made in place and taken back.
+An edit finds its value by walking the document, whatever it holds, and makes of it another that
+could stand there: another number, a moment at another time, a digest of something else, a list with
+one entry less. It is made in place and taken back.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Edit:
     """One change of one value.
 
     Attributes:
-        field: the class and the field, e.g. ``RequestRecord.sent``; of a line of a log the list that
-            it is in as well.
+        field: the class and the field, e.g. ``RequestRecord.sent``; of a log's line also the list
+            that it is in.
         part: a field of Evidence or a kind of probe data; "": of the incident itself.
         change: what it does, in a word or two.
         make, undo: in place.
@@ -51,7 +51,7 @@ def edits(incident: Incident, chosen: random.Random) -> Iterator[Edit]:
 
 
 OF_THE_RUN = ("created", "finished", "scenario", "engine", "gate", "deadline_s")
-"""Fields of an incident that say what run it is; the others are made of the evidence, or for people."""
+"""Fields of an incident that say what run it is; the others are made of these, or for people."""
 
 
 def _every(incident: Incident) -> Iterator[Edit]:

@@ -22,6 +22,8 @@ from mmrepro.scenario.parts import Declared
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 EVIDENCE = Path(__file__).parent.parent / "evidence"
 GHOST_KEY = load_scenario("ghost-key-eviction")
 SCENARIOS = {f"{s.name} {s.variant}".strip(): s for s in all_scenarios()}

@@ -36,6 +36,8 @@ from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, report
 from mmrepro.traffic.evidence import Evidence
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

@@ -18,6 +18,8 @@ from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
 from simple_incident import incident
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 GHOST_KEY = load_scenario("ghost-key-eviction")
 FACTS = run_facts(GHOST_KEY)
 

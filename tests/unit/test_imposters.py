@@ -25,8 +25,8 @@ def changed() -> dict[str, Incident]:
 def test_no_imposter_is_believed(changed: dict[str, Incident]) -> None:
     """By ``mmrepro judge``, all in one command; and each is judged as the table has it.
 
-    By the conditions alone: most of these changes contradict the rest of the evidence as well, which
-    would hide a condition that holds nothing back. ``test_coherence.py`` has that.
+    By the conditions alone: most of these changes contradict the rest of the evidence as well,
+    which would hide a condition that holds nothing back. ``test_coherence.py`` has that.
     """
     documents = verdicts.judged(changed, by_conditions=True)
     for one in EVERY:

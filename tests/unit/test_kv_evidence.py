@@ -46,6 +46,8 @@ from mmrepro.scenarios.kv_growth_crash import ANSWER, SCENARIO as GROWTH
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET, fewer_tokens, report
 from mmrepro.traffic.evidence import Evidence
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
 IMAGE = BUDGET.with_variant("image")

@@ -13,6 +13,8 @@ from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.scenario.registry import load_scenario
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 EVIDENCE = Path(__file__).parent.parent / "evidence"
 LATE = {"status": None, "seconds": 5.0, "error": "no complete answer in 5.0 s", "timed_out": True}
 GONE = {"status": None, "seconds": 0.01, "error": "ConnectError: refused"}

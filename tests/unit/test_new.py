@@ -17,6 +17,8 @@ from mmrepro.run.judge import rejudge
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 RECORDED = Path(__file__).parent.parent / "evidence"
 runner = CliRunner()
 

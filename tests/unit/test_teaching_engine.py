@@ -22,6 +22,8 @@ from mmrepro.scenario.parts import PROJECTS
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 CORPUS = Path(__file__).resolve().parents[1] / "evidence"
 FAMILIES = ("borrowed-faults", "mm-prefill-contract")
 RECORDED = sorted(p.stem for name in FAMILIES for p in CORPUS.glob(f"{name}-*.zip"))

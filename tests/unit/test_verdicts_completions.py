@@ -20,6 +20,8 @@ from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import completions_session as session
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 CORPUS = Path(__file__).parent.parent / "evidence"
 SCENARIO = load_scenario("completions-session")
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

@@ -20,6 +20,8 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.evidence import RequestRecord
 from mmrepro.traffic.reading import read_generated
 
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
 EVIDENCE = Path(__file__).parent.parent / "evidence"
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 DIFFERENT, INCONCLUSIVE = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE

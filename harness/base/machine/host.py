@@ -32,6 +32,7 @@ def host_facts(gpus: Iterable[str] = (), gpu_facts: Iterable[GpuFacts] = ()) -> 
         gpus=list(gpus),
         gpu_facts=list(gpu_facts),
         python=platform.python_version(),
+        utc_offset_s=time.localtime().tm_gmtoff,
     )
 
 

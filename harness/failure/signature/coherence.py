@@ -41,7 +41,7 @@ Doubts = Iterator[tuple[str, str]]
 """What is doubted (a field of Evidence, or a kind of probe data; EVERYTHING), and why."""
 
 EVERYTHING = "*"
-ORDER: Mapping[Phase, int] = {
+ORDER: Mapping[str, int] = {
     "start": 0, "control": 0, "gate": 1, "trigger": 2, "check": 3, "after": 4, "stop": 5,
 }  # fmt: skip
 STAGES: Mapping[str, Phase] = {"gate": "gate", "trigger": "trigger", "probes": "check"}
@@ -50,6 +50,8 @@ CLOCK_S = 1.0
 """Wall and monotonic clock of one run may drift so far apart."""
 SLACK_S = 0.1
 """Moments and durations are taken by different threads, and rounded."""
+TURN_S = 0.002
+"""Requests of one client are numbered in turn, each as it is sent."""
 LATE_S = 30.0
 """An event may be written so long after what it tells of: the loop of a starved machine stands."""
 ZONE = timedelta(minutes=15)
@@ -70,6 +72,7 @@ STARTED = re.compile(r"engine started as process (\d+)")
 EARLY_S = 5.0
 """A process may be so much older than the line that tells of its start."""
 DEAD = ("Z", "X")
+LEVELS = ("", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 KEPT = 25
 """Lines of a pattern that a log reading keeps: the first 20 and the last 5."""
 FOREVER = re.compile(r".*_(?:total|count|bucket)|process_start_time_seconds")
@@ -291,11 +294,13 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData], core: str) -> 
                 yield "processes", f"{use.role} was started after the first request"
             if since is not None and born < since - EARLY_S:
                 yield "processes", f"process {use.pid} is older than the server"
-    born_as: dict[tuple[str, float | None], int] = {}
-    for use in known.values():
-        one = (use.role, use.created_wall)
-        if use.created_wall and core in use.role and born_as.setdefault(one, use.pid) != use.pid:
-            yield "processes", f"{use.role} has two process ids"
+    ids: dict[tuple[str, float | None], int] = {}
+    for data in readings:
+        often = Counter((use.role, use.created_wall) for use in data.processes)
+        for use in data.processes:
+            one = (use.role, use.created_wall)
+            if all(one) and often[one] == 1 and ids.setdefault(one, use.pid) != use.pid:
+                yield "processes", f"{use.role} has two process ids"
     root = known.get(readings[0].root_pid) if readings else None
     for result in _theirs(evidence):
         if root is not None and root.created_wall and isinstance(result.data, MetricsData):
@@ -388,8 +393,8 @@ def order(evidence: Evidence, run: Run) -> Doubts:
         place = ORDER[phase]
         begin = max((at for earlier, at in begins.items() if earlier <= place), default=None)
         end = min((at for later, at in begins.items() if later > place), default=None)
-        if (begin is not None and moment.mono < begin - SLACK_S) or (
-            end is not None and moment.mono > end + SLACK_S
+        if (begin is not None and moment.mono < begin - TURN_S) or (
+            end is not None and moment.mono > end + TURN_S
         ):
             yield what, f"it is called one of the {phase}, and was at another time"
         if not begins and any(
@@ -407,7 +412,7 @@ def in_turn(evidence: Evidence, run: Run) -> Doubts:
         yield "requests", "a request has another's number, or one is missing"
     by_id = sorted(records, key=lambda r: r.id)
     for a, b in pairwise(by_id):
-        if a.sent.mono > b.sent.mono + SLACK_S:
+        if a.sent.mono > b.sent.mono + TURN_S:
             yield "requests", f"{b.label!r} was sent before {a.label!r}, and is numbered after it"
     for a, b in pairwise(records):
         if _ended(a) > _ended(b) + SLACK_S:
@@ -480,6 +485,8 @@ def windows(evidence: Evidence, run: Run) -> Doubts:
             if asked.setdefault(result.phase == "control", paths) != paths:
                 yield "http", f"{paths} were asked, and other endpoints at another time"
         if isinstance(data, StacksData):
+            if result.ok and not data.samples:
+                yield "stacks", "it was read, and nothing is there"
             times = [s.taken.mono for s in data.samples]
             if any(not begin - SLACK_S <= t <= end + SLACK_S for t in times):
                 yield "stacks", "a sample is of another time"
@@ -508,15 +515,17 @@ def silence(evidence: Evidence, run: Run) -> Doubts:
             continue
         if waited < record.deadline_s - SLACK_S:
             yield "requests", f"{label!r} was waited for {waited:.1f} s of {record.deadline_s:g}"
-        ruled = rule and record.phase == "trigger" and record.method == "POST"
-        if ruled and record.deadline_s < (rule or 0.0) - SLACK_S:
-            yield "requests", f"the gate's rule asks for {rule:g} s, {label!r} had less"
+        least = rule if record.phase == "trigger" and record.method == "POST" else None
+        if least is not None and record.deadline_s < least - SLACK_S:
+            yield "requests", f"the gate's rule asks for {least:g} s, {label!r} had less"
         if (record.status is not None and not record.stream) or came(record):
             yield "requests", f"{label!r} has an answer, which came late or still flows"
     for result in _theirs(evidence):
         data = result.data
         if not isinstance(data, InferenceData):
             continue
+        if why := not_the_engines(data.status, data.error):
+            yield "inference", why
         if data.answered and (data.status != 200 or data.error):
             yield "inference", "it was answered and failed"
         if not data.answered and data.status == 200 and not data.error:
@@ -528,7 +537,7 @@ def silence(evidence: Evidence, run: Run) -> Doubts:
         if data.text or data.completion_tokens:
             yield "inference", "it has an answer, which came late"
         for least in (rule, run.waited_s):
-            if least and data.deadline_s < least - SLACK_S:
+            if least is not None and data.deadline_s < least - SLACK_S:
                 yield "inference", f"the gate's rule asks for {least:g} s, it had less"
 
 
@@ -548,6 +557,7 @@ def images(evidence: Evidence, run: Run) -> Doubts:
     called = Counter(name for name, _ in sent_as)
     owners: dict[tuple[Phase, str], str] = {}
     kinds: dict[str, tuple[object, ...]] = {}
+    pictured: dict[tuple[str, str], bool] = {}
     named_so = Counter(
         i.name for r in evidence.requests for i in r.images if i.name and _says(r.label, i.name)
     )
@@ -569,6 +579,9 @@ def images(evidence: Evidence, run: Run) -> Doubts:
         kind = (bool(record.images), record.method, record.path, record.stream)
         if kinds.setdefault(_stem(record.label), kind) != kind:
             yield "requests", f"{record.label!r} is not like the other ones of that name"
+        about = record.label.rpartition(": ")[2].partition(",")[0]
+        if pictured.setdefault((record.path, about), bool(record.images)) != bool(record.images):
+            yield "requests", f"{record.label!r} is without the picture of another one"
         shows = PICTURE.search(record.label) and "text" not in record.label
         if shows and not record.images and record.path == CHAT:
             yield "requests", f"{record.label!r} has no picture"
@@ -581,17 +594,16 @@ def images(evidence: Evidence, run: Run) -> Doubts:
         prompted = record.images or record.prompt_chars
         if record.method not in ("GET", "POST") or (record.method == "GET" and prompted):
             yield "requests", f"{record.label!r} was a {record.method or 'nothing'} with a prompt"
-    more = {r.id: (r.prompt_tokens or 0) - r.prompt_chars for r in _texts(evidence)}
-    template = min((more[r.id] for r in _texts(evidence) if r.prompt_chars <= FEW), default=0)
-    for record in _texts(evidence):
-        if more[record.id] > template + FEW:
+    texts = [
+        (record, record.prompt_tokens - record.prompt_chars)
+        for record in evidence.requests
+        if record.prompt_tokens is not None and record.prompt_chars and record.path == CHAT
+        if not record.images
+    ]
+    template = min((more for r, more in texts if r.prompt_chars <= FEW), default=0)
+    for record, more in texts:
+        if more > template + FEW:
             yield "requests", f"{record.label!r} has no picture, and {record.prompt_tokens} tokens"
-
-
-def _texts(evidence: Evidence) -> list[RequestRecord]:
-    """Requests with a text alone, of which the tokens are known."""
-    found = (r for r in evidence.requests if r.prompt_tokens is not None and not r.images)
-    return [record for record in found if record.prompt_chars and record.path == CHAT]
 
 
 def _says(label: str, name: str) -> bool:
@@ -627,9 +639,7 @@ def sums(evidence: Evidence, run: Run) -> Doubts:
             "its text is not of its tokens": record.tokens
             and "\ufffd" not in record.text
             and record.text not in ("", "".join(record.tokens)),
-            "its wait and its error are not as long": record.timed_out
-            and record.error != ""
-            and not _waited(record),
+            "its wait and its error are not as long": record.timed_out and not _waited(record),
             "it failed, and has an answer": record.status not in (200, None) and came(record),
             "its answers are in no order": [c.index for c in record.choices]
             != list(range(len(record.choices))),
@@ -667,11 +677,12 @@ def counted(evidence: Evidence, run: Run) -> Doubts:
 
 def logs(evidence: Evidence, run: Run) -> Doubts:
     """Each line is one line: of this log, in its order and time, found by what looked for it."""
-    for result in _theirs(evidence):
+    for result in evidence.probes:
         if isinstance(result.data, LogsData) and result.ok:
-            for why in (*_kept(result.data, run), *_dated(result, evidence, run)):
-                yield "logs", why
-            for why in _writers(result.data, evidence):
+            found = [*_kept(result.data, run), *_dated(result, evidence, run)]
+            if result.phase != "control":
+                found += _writers(result.data, evidence)
+            for why in found:
                 yield "logs", why
 
 
@@ -690,11 +701,17 @@ def _kept(data: LogsData, run: Run) -> Iterator[str]:
         if not data.earlier_lines < line.number <= data.lines and not data.files:
             yield f"line {line.number} is none of the {data.lines} of this log"
     sourced = any(line.source for line in known.values())
+    levels: dict[str, bool] = {}
     for line in known.values():
         timed = bool(line.level and line.time)
         if bool(line.source) != timed and (line.source or (timed and sourced)):
             yield f"line {line.number} is in another form than the engine's"
         after = known.get(line.number + 1)
+        if line.level not in LEVELS:
+            yield f"line {line.number} has the level {line.level!r}"
+        fails = line.level in LEVELS[-2:]
+        if line.source and levels.setdefault(line.source, fails) != fails:
+            yield f"line {line.number} has another level than its place logs at"
         goes_on = after is not None and after.text.startswith(" ")
         if after is None or not goes_on or (after.process, after.time) != (line.process, line.time):
             continue
@@ -716,6 +733,8 @@ def _kept(data: LogsData, run: Run) -> Iterator[str]:
         yield f"no line is kept of {missing.pop()}"
     if len(data.errors) != min(data.error_count, 50):
         yield f"{len(data.errors)} of {data.error_count} error lines are kept"
+    if any(b.number <= a.number for a, b in pairwise(data.errors)) and not data.files:
+        yield "its errors are in no order"
     errors = {line.number for line in data.errors}
     last = max(errors, default=0)
     for line in _lines(data):
@@ -774,8 +793,17 @@ def _writers(data: LogsData, evidence: Evidence) -> Iterator[str]:
         if isinstance(result.data, ProcessesData)
         for use in result.data.processes
     ]
+    begun = (STARTED.match(event.text) for event in evidence.events)
+    started = {found[1] for found in begun if found}
+    named = {pid for line in _lines(data) for _, pid in PID.findall(line.process)}
+    if not uses and started and named and not named & started:
+        yield f"it is of the processes {', '.join(sorted(named))}, none of which was started"
+    pids = {str(use.pid) for use in uses}
+    ours = {name for line in _lines(data) for name, pid in PID.findall(line.process) if pid in pids}
     for line in _lines(data):
         for name, pid in PID.findall(line.process):
+            if name in ours and pid not in pids:
+                yield f"line {line.number} is of {line.process}, others are of this server's {name}"
             same = {use.pid for use in uses if use.role and use.role in name}
             if same and int(pid) not in same:
                 yield f"line {line.number} is of {line.process}, which is none of this server"
@@ -784,28 +812,32 @@ def _writers(data: LogsData, evidence: Evidence) -> Iterator[str]:
 def frames(evidence: Evidence, run: Run) -> Doubts:
     """What the scenario is about is the engine's own function, by its file; code that somebody
     plugged in has functions of the same names."""
-    about = {name.rpartition(".")[2] for _, name in run.sources}
     known = {_plain(package.partition("==")[0]) for package in run.packages}
-    known |= {*run.engine.code, *OURS, *sys.stdlib_module_names}
-    threads = (
-        thread
+    standard = {*run.engine.code, *OURS, *sys.stdlib_module_names}
+    foreign: dict[str, bool] = {}
+    found = (
+        frame
         for result in _theirs(evidence)
         if isinstance(result.data, StacksData)
         for sample in result.data.samples
         for thread in sample.threads
-        if any(frame.name in about for frame in thread.frames)
+        for frame in thread.frames
     )
-    for frame in (frame for thread in threads for frame in thread.frames):
+    for frame in found:
         own = [file for file, name in run.sources if name == frame.function]
         if own and not any(f"/{file}".endswith(f"/{frame.file}") for file in own):
             yield "stacks", f"{frame.function} is of {frame.file}, not of {own[0]}"
         top, _, rest = frame.file.partition("/")
-        if run.engine.code and rest and top not in known and _plain(top) not in known:
+        if not (run.engine.code and known and rest):
+            continue
+        if top not in foreign:  # a module is seldom called as its package, but much like it
+            foreign[top] = top not in standard and not any(_plain(top) in name for name in known)
+        if foreign[top]:
             yield "stacks", f"{frame.function} is of {frame.file}, which is not the engine's"
 
 
-OURS = ("harness", "mmrepro", "reproducers", "mmrepro_stream")
-"""Besides the engine's: what mmrepro starts it with, and stand-ins."""
+OURS = ("harness", "mmrepro", "reproducers", "mmrepro_stream", "PIL", "cv2")
+"""Besides the engine's: of mmrepro, and modules that are called unlike their packages."""
 
 
 def replies(evidence: Evidence, run: Run) -> Doubts:
@@ -819,6 +851,8 @@ def replies(evidence: Evidence, run: Run) -> Doubts:
 
 def not_the_engines(status: int | None, body: str) -> str:
     """Why an answer with this status and body is none of an engine; "": it may be one."""
+    if status is not None and not 100 <= status < 600:
+        return f"{status} is no status"
     if status is None or status < 400:
         return ""
     if status in GATEWAY:

