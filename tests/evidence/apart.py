@@ -25,7 +25,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.probes.log_lines import is_error
+from mmrepro.failure.signature.coherence import _is_error as is_error
 from mmrepro.traffic.evidence import RequestRecord
 
 Change = Callable[[Incident], bool]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
-from mmrepro.live.diagnose.log_reading import scenario_patterns
 from mmrepro.engines import ENGINES, Engine
 from mmrepro.failure.documents.diagnosis import TargetFacts
 from mmrepro.live.diagnose import discover
+from mmrepro.live.diagnose.log_reading import scenario_patterns
 from mmrepro.live.diagnose.match import all_scenarios
 from typer.testing import CliRunner
 

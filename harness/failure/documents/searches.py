@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from mmrepro.base.records import Document, Moment, Record, WheelFacts
 from mmrepro.failure.documents import ClaimResult, Fidelity, HostFacts, ScenarioFacts, StandIn
