@@ -111,7 +111,7 @@ class EngineStartError(InfrastructureError):
     """The engine never came up.
 
     ``usage``: it said that its command line is wrong. ``ended_with``: its exit code; None: it
-    did not end, and was late.
+    did not end, and was late. ``race``: why the same start is worth repeating; "": it is not.
     """
 
     def __init__(
@@ -122,9 +122,10 @@ class EngineStartError(InfrastructureError):
         detail: list[str] | None = None,
         usage: bool = False,
         ended_with: int | None = None,
+        race: str = "",
     ) -> None:
         super().__init__(message, hint=hint, detail=detail)
-        self.usage, self.ended_with = usage, ended_with
+        self.usage, self.ended_with, self.race = usage, ended_with, race
 
 
 class NoSpace(InfrastructureError):

@@ -36,6 +36,7 @@ COMMANDS = {
     "new": ("new:new", "Write a scenario for you to fill in."),
     "watch": ("live:watch", "Check a live server's health at an interval."),
     "logs": ("logs:logs", "Read a server's logs as one timeline."),
+    "why": ("why:why", "Find out why a server does not start."),
     "bundle": ("report:bundle", "Pack an incident for an upstream issue."),
     "schema": ("report:schema", "Print the JSON Schema of incident.json."),
     "check": ("check:check", "Show what this machine can do."),

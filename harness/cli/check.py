@@ -16,6 +16,7 @@ from mmrepro.cli.options import command
 from mmrepro.probes import PROBES
 
 if TYPE_CHECKING:
+    from mmrepro.engines.environments.fit import FitReport
     from mmrepro.tools.check import HostReport
 
 
@@ -25,6 +26,13 @@ class CheckCommand(Command):
     need: tuple[str, ...] = option(
         (), "A part that this machine must have as well, e.g. gpu. May be repeated.", "PART"
     )
+    release: str = option(
+        "",
+        "Compare a release with this machine instead, e.g. vllm==0.33.0; nothing is installed.",
+        "ENGINE==VERSION",
+        name="--for",
+        once=True,
+    )
     json: bool = common.JSON(False)
 
 
@@ -32,16 +40,63 @@ class CheckCommand(Command):
 def check(asked: CheckCommand) -> None:
     """Show what of this machine a run can use, and what each missing part costs.
 
-    Exit codes: 0 the main job can run here; 4 it cannot, or a part that is needed is missing.
+    With --for: whether a release of vllm, sglang or lmdeploy fits this machine (Python, processor,
+    C library, torch and its CUDA, driver, GPU, disk). The package index is asked for it.
+
+    Exit codes: 0 the main job can run here, or the release fits; 3 with --for: not all can be
+    compared; 4 it cannot, or a part that is needed is missing.
 
     Example:  mmrepro check --need gpu
     """
     from mmrepro.tools.check import examine
 
+    if asked.release:
+        _fit(asked)
+        return
     report = examine(asked.need)
     emit(report) if asked.json else _print(report)
     if not report.ok:
         raise typer.Exit(ExitCode.INFRASTRUCTURE)
+
+
+def _fit(asked: CheckCommand) -> None:
+    from mmrepro.base.machine.gpu import read_gpus
+    from mmrepro.engines import spec_for
+    from mmrepro.engines.environments.fit import Fits, asked_for, fit
+
+    engine, release = asked_for(asked.release, ("vllm", "sglang", "lmdeploy"))
+    report = fit(spec_for(engine, release, "cuda"), read_gpus())
+    if asked.json:
+        emit(report)
+    else:
+        _print_fit(report)
+    codes = {Fits.YES: 0, Fits.UNKNOWN: ExitCode.INCONCLUSIVE, Fits.NO: ExitCode.INFRASTRUCTURE}
+    if code := codes[report.fits]:
+        raise typer.Exit(code)
+
+
+def _print_fit(report: FitReport) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    marks = {"ok": "[green]✓[/]", "not-ok": "[red]✗[/]", "unknown": "[yellow]?[/]"}
+    rows = []
+    for row in report.rows:
+        has = Text(row.has)
+        if row.do:
+            has.append(f"\n→ {row.do}", style="dim")
+        rows.append((marks[row.fits], row.name, row.asks, has))
+    console = Console()
+    console.print(table(("", "part", "the release asks for", "this machine has"), rows))
+    what = f"{report.engine} {report.release}"
+    lacking = ", ".join(row.name for row in report.rows if row.fits == "not-ok")
+    unknown = ", ".join(row.name for row in report.rows if row.fits == "unknown")
+    words = {
+        "ok": f"{what} fits this machine.",
+        "not-ok": f"{what} does not fit this machine: {lacking}.",
+        "unknown": f"Nothing speaks against {what} here, and this is not known: {unknown}.",
+    }
+    console.print(words[report.fits])
 
 
 def _print(report: HostReport) -> None:

@@ -27,6 +27,8 @@ from mmrepro.base.options import (
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
+AFTER_DASHES = "after --"
+"""Where a command keeps what follows ``--``, if it has a plain field ``child``: another command."""
 PLACES = ("incident", "campaign", "unfinished", "finding", "record")
 """Kinds of :attr:`Option.names` that lie in folders here."""
 
@@ -76,6 +78,8 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
             found = values[one.field]
             at = partial(place, kind=one.option.names)
             values[one.field] = tuple(map(at, found)) if one.several else at(found)
+    if hasattr(made, "child"):
+        values["child"] = ctx.meta.get(AFTER_DASHES, ())
     return made(**values, origins=origins)
 
 
@@ -168,6 +172,9 @@ class DeclaredCommand(TyperCommand):
             from mmrepro.cli.app import COMMANDS
 
             ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
+        if hasattr(made, "child") and "--" in args:
+            at = args.index("--")
+            ctx.meta[AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]
         words = [*args]  # the parser empties it
         try:
             return super().parse_args(ctx, args)

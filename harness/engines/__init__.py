@@ -13,8 +13,6 @@ from mmrepro.engines.base import (
     LaunchPlan as LaunchPlan,
     LaunchRequest as LaunchRequest,
     Signs as Signs,
-    root_cause_lines as root_cause_lines,
-    worth_another as worth_another,
 )
 
 if TYPE_CHECKING:

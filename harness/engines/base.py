@@ -143,8 +143,8 @@ class Engine(ABC):
     metrics: ClassVar[Mapping[str, tuple[str, ...]]]
     """Short name (running, waiting, finished, prompt_tokens): the engine's names, newest first."""
     log_patterns: ClassVar[Mapping[str, str]] = {}
-    start_races: ClassVar[Mapping[str, str]] = {}
-    """Expression in a failed start's log: why that start is worth repeating, a few times."""
+    ready_mark: ClassVar[str] = r"Application startup complete\."
+    """The log line with which a start ends well."""
     progress_pattern: ClassVar[str]
     """Log lines that show work done by the engine, not only by the HTTP front."""
     added_pattern: ClassVar[str] = ""
@@ -273,39 +273,6 @@ def two_threads() -> Setting:
     """A tiny model is slower on more, and the harness needs a core as well."""
     threads = max(1, min(2, len(os.sched_getaffinity(0))))
     return Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
-
-
-_CAUSE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b")
-_USAGE = re.compile(r"^[\w./-]+: error: ")
-_NATIVE = re.compile(r"Segmentation fault|SIGSEGV|core dumped|cannot open shared object")
-
-
-def root_cause_lines(log: Path, *, limit: int = 6, max_bytes: int = 4 << 20) -> list[str]:
-    """The lines of a start-up log that say why: the first exceptions, not their later echoes.
-
-    Falls back on the log's last lines. Never raises for a missing or broken file.
-    """
-    try:
-        with log.open("rb") as file:
-            text = file.read(max_bytes).decode("utf-8", "replace")
-    except OSError:
-        return []
-    plain = [without_prefix(line) for line in text.splitlines()]
-    causes = [
-        p.strip() for p in plain if _CAUSE.match(p.strip()) or _NATIVE.search(p) or _USAGE.match(p)
-    ]
-    unique = list(dict.fromkeys(line[:300] for line in causes))
-    return unique[:limit] or [line[:300] for line in plain if line.strip()][-limit:]
-
-
-def worth_another(engine: Engine, lines: Sequence[str]) -> str:
-    """Why a start that failed with ``lines`` in its log should be tried again; "" if not."""
-    if any("ddress already in use" in line for line in lines):
-        return "the port was taken meanwhile"
-    for pattern, why in engine.start_races.items():
-        if any(re.search(pattern, line) for line in lines):
-            return why
-    return ""
 
 
 def without_prefix(line: str) -> str:

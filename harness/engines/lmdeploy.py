@@ -83,10 +83,6 @@ class LmdeployEngine(Engine):
     """One process does it all: HTTP, scheduling, the model (0.6.4 to 0.18.0 with one device)."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """0.6.4 has none; later ones have them with ``--enable-metrics``."""
-    start_races: ClassVar[Mapping[str, str]] = {
-        r"EOFError": "LMDeploy's engine process sometimes ends with EOFError as it starts (0.18.0: "
-        "pytorch/engine/mp_engine/zmq_engine.py ends the manager that it still uses)"
-    }
     log_patterns: ClassVar[Mapping[str, str]] = {
         "core-fatal": r"Engine (?:main )?loop failed|Task <MainLoop\w*> failed"
     }

@@ -23,6 +23,7 @@ class MinivllmEngine(Engine):
     start_marks: ClassVar[Mapping[str, str]] = {
         "imports and model load": r"EngineCore waiting for work"
     }
+    ready_mark: ClassVar[str] = r"ready on port"
     core_role: ClassVar[str] = "EngineCore"
     own_fidelity: ClassVar[Fidelity | None] = Fidelity.TEACHING_ENGINE
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {

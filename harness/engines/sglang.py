@@ -105,6 +105,8 @@ class SglangEngine(Engine):
         "model load": r"Load weight end",
         "cache and warm-up": r"max_total_num_tokens=",
     }
+    # uvicorn's own line comes before the warm-up request, which can still fail.
+    ready_mark: ClassVar[str] = r"The server is fired up and ready to roll"
     core_role: ClassVar[str] = "scheduler"
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("sglang:num_running_reqs",),

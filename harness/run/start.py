@@ -25,7 +25,6 @@ from mmrepro.base.machine.files import write_file
 from mmrepro.base.machine.gpu import Choice
 from mmrepro.base.units import duration
 from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
-from mmrepro.engines.base import root_cause_lines, worth_another
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.environments.uv import Notice
@@ -288,7 +287,7 @@ def start(
             because = f"not {mode}: {refusal}"
             mode, refusals = StartMode.COLD if cold else SAFER[mode], [*refusals, because]
         except EngineStartError as error:
-            race = worth_another(spec.engine, error.detail)
+            race = error.race
             tries_cold = spec.tries_cold and mode in SAFER and not error.usage
             if number == START_ATTEMPTS or not (race or tries_cold):
                 raise
@@ -365,17 +364,26 @@ def _wait(started: Started, stages: StartStages) -> float:
         if code is not None or time.monotonic() - started.began > limit_s:
             late = f"was not ready after {duration(limit_s)}"
             what = late if code is None else f"ended with {code} while it started"
-            lines = root_cause_lines(started.process.log)
-            why = f" The log says: {lines[0]}" if lines else ""
-            raise EngineStartError(
-                f"{spec.engine.name} {spec.environment.spec.release} {what}.{why}",
-                hint=f"less {started.process.log}",
-                detail=lines,
-                usage=code == USAGE_CODE,
-                ended_with=code,
-            )
+            raise _failed(started, what, code)
         time.sleep(READY_POLL_S)
     return time.monotonic()
+
+
+def _failed(started: Started, what: str, code: int | None) -> EngineStartError:
+    """The error of a start that ended with ``code``, or that is late (None)."""
+    from mmrepro.engines.starts import explain
+
+    engine, release = started.spec.engine, started.spec.environment.spec.release
+    log = started.process.log
+    found = explain(log, engine, release, code)
+    return EngineStartError(
+        f"{engine.name} {release} {what}. {found.sentence}".rstrip(),
+        hint=f"mmrepro why {log}",
+        detail=[*found.lines],
+        usage=code == USAGE_CODE,
+        ended_with=code,
+        race=found.race,
+    )
 
 
 @contextlib.contextmanager

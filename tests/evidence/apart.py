@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature.coherence import _is_error as is_error
 from mmrepro.probes.data import (
     HttpData,
     InferenceData,
@@ -25,7 +26,6 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.failure.signature.coherence import _is_error as is_error
 from mmrepro.traffic.evidence import RequestRecord
 
 Change = Callable[[Incident], bool]

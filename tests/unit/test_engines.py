@@ -7,8 +7,9 @@ import pytest
 from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
-from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, root_cause_lines
+from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.engines.starts import explain
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.failure.documents import Fidelity, StandIn, WheelFacts
 from mmrepro.scenario.more import Mitigation, Patch
@@ -164,7 +165,7 @@ FAILED_START = f"""\
 def causes(folder: Path, text: str | bytes) -> list[str]:
     log = folder / "engine.log"
     log.write_bytes(text.encode() if isinstance(text, str) else text)
-    return root_cause_lines(log)
+    return [*explain(log, get_engine("vllm"), "0.23.0", 1).lines]
 
 
 def test_the_first_exception_comes_before_its_echoes(tmp_path: Path) -> None:
@@ -191,17 +192,6 @@ def test_coloured_prefixes_of_older_releases(tmp_path: Path) -> None:
 )
 def test_lines_that_say_why(tmp_path: Path, line: str) -> None:
     assert causes(tmp_path, f"{API} starting\n{API} {line}\n{API} bye\n") == [line]
-
-
-def test_without_an_exception_the_last_lines(tmp_path: Path) -> None:
-    text = "\n".join(f"line {i}" for i in range(20)) + "\n\n"
-    assert causes(tmp_path, text) == [f"line {i}" for i in range(14, 20)]
-
-
-def test_no_file_or_a_folder(tmp_path: Path) -> None:
-    assert root_cause_lines(tmp_path / "none.log") == []
-    assert root_cause_lines(tmp_path) == []
-    assert causes(tmp_path, "") == []
 
 
 @examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])

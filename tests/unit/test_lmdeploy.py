@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base.errors import UnknownRelease, UsageError
-from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, spec_for, worth_another
+from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, spec_for
 from mmrepro.engines.environments.spec import Environment, lmdeploy_spec, table
 from mmrepro.engines.lmdeploy import LmdeployEngine, device_memory
 from mmrepro.engines.models.tiny import TinyText
@@ -190,10 +190,3 @@ def test_the_memory_follows_the_release() -> None:
         found = ServerSpec(scenario, options, made(release), Path("/models/m")).plan(8123)
         free[release] = int(found.env["MMREPRO_DEVICE_FREE_BYTES"])
     assert free == {"0.6.4": 111_155_328, "0.18.0": 52_667_520}
-
-
-def test_only_a_known_race_is_worth_another_start() -> None:
-    assert "0.18.0" in worth_another(LMDEPLOY, ["EOFError"])
-    assert "port" in worth_another(LMDEPLOY, ["[Errno 98] Address already in use"])
-    assert worth_another(LMDEPLOY, ["RuntimeError: No enough gpu memory for kv cache."]) == ""
-    assert worth_another(get_engine("vllm"), ["EOFError"]) == ""

@@ -51,6 +51,7 @@ class Gpu(Record):
         int | None, Field(description="share of the last moments in which a kernel ran")
     ]
     compute_mode: str = "default"
+    capability: Annotated[str, Field(description="compute capability, e.g. 9.0")] = ""
     mig: Annotated[bool | None, Field(description="MIG mode; None: this GPU has none")] = None
     slices: list[MigSlice] = []
     processes: list[GpuProcess] = []
@@ -167,6 +168,7 @@ class Nvml:
         mode = self._told("nvmlDeviceGetMigMode", handle)
         mig = bool(mode[0]) if mode else None
         compute = self._told("nvmlDeviceGetComputeMode", handle) or 0
+        capability = self._told("nvmlDeviceGetCudaComputeCapability", handle) or ()
         return Gpu(
             index=index,
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -175,6 +177,7 @@ class Nvml:
             memory_used_bytes=used,
             utilization_pct=self._utilisation(handle),
             compute_mode=COMPUTE_MODES.get(compute, str(compute)),
+            capability=".".join(map(str, capability)),
             mig=mig,
             slices=self._slices(handle) if mig else [],
             processes=self._processes(handle),

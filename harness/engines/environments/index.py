@@ -204,7 +204,16 @@ def releases_of(spec: EnvironmentSpec) -> list[Listed]:
     """
     if spec.version:
         return [Listed(Version(spec.release), spec.release, None)]
-    project = spec.project
+    return fitting(project_page(spec.project), spec.project, interpreters(spec))
+
+
+def project_page(project: str) -> Page:
+    """All files of a project, on the first index that uv uses and that has it.
+
+    Raises:
+        UnknownRelease: no index has it.
+        EnvironmentBuildError: the index cannot be asked, or does not answer in JSON (PEP 691).
+    """
 
     def refusal(why: str) -> EnvironmentBuildError:
         text = f"The package index could not be asked for the releases of {project}: {why}."
@@ -217,13 +226,12 @@ def releases_of(spec: EnvironmentSpec) -> list[Listed]:
         if (answer := _page(address, JSON_PAGE, refusal)) is None:
             continue
         try:
-            found = Page.model_validate_json(answer.content)
+            return Page.model_validate_json(answer.content)
         except ValidationError:
             raise EnvironmentBuildError(
                 f"The package index does not list the releases of {project} as JSON (PEP 691).",
                 hint=NAME_THEM,
             ) from None
-        return fitting(found, project, interpreters(spec))
     raise UnknownRelease(
         f"The package index has no project {project}.", hint="check the index that uv uses"
     )

@@ -487,11 +487,12 @@ class _Life:
                 break
         starting = self.starting
         kept = event.name in KEPT_AT_START and not _set_up(event.text)
-        if starting is None or kept:
+        if starting is None:
             return self._cause(event, why)
         start = self._below(event.raised)
-        named = replace(event, name=C.FAILED_START, sure=starting)
-        cause = self._cause(named, why)
+        if not kept:
+            event = replace(event, name=C.FAILED_START, sure=starting)
+        cause = self._cause(event, why)
         return cause.model_copy(update={"start": start}) if start else cause
 
     def _below(self, one: Raised | None) -> StartCause | None:

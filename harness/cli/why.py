@@ -1,0 +1,185 @@
+"""``mmrepro why``: a start, from its log or while it runs: ready, failed or stuck, and why."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import LIMITS, OUTPUT, Command, option
+from mmrepro.cli.console import emit
+from mmrepro.cli.options import command
+
+if TYPE_CHECKING:
+    from mmrepro.engines import Engine
+    from mmrepro.live.diagnose.starts import StartReading
+    from mmrepro.probes.data import LogLine
+
+GRACE_S = 5.0
+READY, FAILED, UNTOLD = 0, 1, 3
+
+
+@dataclass(frozen=True)
+class WhyCommand(Command):
+    COMMAND: ClassVar[str] = "why"
+    files: tuple[Path, ...] = option((), "Log file.", "LOG | -- COMMAND…", argument=True)
+    engine: str = common.ENGINE_NAME("auto", help="Engine that is started.")
+    release: str = option("", "Its release.", "VERSION", shown="as the log says it", once=True)
+    deadline: float = option(
+        600.0, "Time for the start of COMMAND.", "SECONDS", LIMITS, least=1, most=common.WEEK_S
+    )
+    keep: bool = option(False, "Leave a server that is ready running.", group=LIMITS, once=True)
+    log: Path | None = option(
+        None, "Where COMMAND's output goes.", "FILE", OUTPUT, shown="why-DATE-TIME.log"
+    )
+    json: bool = common.JSON(False)
+    verbose: bool = common.VERBOSE(False)
+    child: tuple[str, ...] = ()
+
+
+@command(WhyCommand)
+def why(asked: WhyCommand) -> None:
+    """Find out why a server does not start: from its log, or by starting it.
+
+    With a LOG it reads the last start in it. With -- COMMAND… it starts that in a process group of
+    its own, writes its output to a file, and waits until it is ready, gone or late. Then it ends
+    it, unless --keep leaves a ready one running. Ctrl-C ends it, too.
+
+    Exit status: 0 ready; 1 failed or stuck, with a cause; 3 could not be told.
+
+    Example:  mmrepro why -- vllm serve Qwen/Qwen3-0.6B --port 8000
+    """
+    from mmrepro.base.errors import UsageError
+    from mmrepro.engines import get_engine
+
+    if bool(asked.files) == bool(asked.child):
+        raise UsageError(
+            "Give the log of a start, or its command after --.",
+            hint="mmrepro why server.log, or mmrepro why -- vllm serve MODEL",
+        )
+    engine = None if asked.engine == "auto" else get_engine(asked.engine)
+    answer = _watched(asked, engine) if asked.child else _read(asked, engine)
+    emit(answer) if asked.json else _print(answer)
+    if code := _code(answer):
+        raise typer.Exit(code)
+
+
+def _code(answer: StartReading) -> int:
+    if answer.state == "ready":
+        return READY
+    return FAILED if answer.cause is not None else UNTOLD
+
+
+def _read(asked: WhyCommand, engine: Engine | None) -> StartReading:
+    import tempfile
+
+    from mmrepro.base.errors import UsageError
+    from mmrepro.engines.starts import lines_of
+    from mmrepro.live.diagnose.starts import read_start
+    from mmrepro.probes.base import Unavailable
+    from mmrepro.probes.log_files import BROKEN, kept, logs_in
+
+    notes: list[str] = []
+    lines: list[LogLine] = []
+    with tempfile.TemporaryDirectory(prefix="mmrepro-why-") as folder:
+        for path in logs_in(kept(asked.files, Path(folder))):
+            try:
+                lines += lines_of(path, notes)
+            except (*BROKEN, Unavailable) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                hint = "mmrepro why LOG"
+                raise UsageError(f"{path} cannot be read: {why}.", hint=hint) from error
+    answer = read_start(lines, engine=engine, release=asked.release)
+    log = ", ".join(map(str, asked.files))
+    return answer.model_copy(update={"log": log, "notes": [*answer.notes, *notes]})
+
+
+def _watched(asked: WhyCommand, engine: Engine | None) -> StartReading:
+    import shutil
+
+    from mmrepro.base.errors import UsageError
+    from mmrepro.base.machine.gpu import read_gpus
+    from mmrepro.engines.supervise import start_engine
+    from mmrepro.live.diagnose.starts import StartState, watch_start
+
+    program = asked.child[0]
+    if shutil.which(program) is None:
+        raise UsageError(
+            f"There is no program {program!r} that can be run.",
+            hint="activate the engine's environment, or give the program's whole path",
+        )
+    log = asked.log or Path(f"why-{datetime.now():%Y%m%d-%H%M%S}.log")
+    log = log.absolute()
+    if log.is_file():
+        log.unlink()
+    sizes = [gpu.memory_total_bytes or 0 for gpu in read_gpus().gpus]
+    process = start_engine(
+        list(asked.child), dict(os.environ), cwd=Path.cwd(), log=log, grace_s=GRACE_S
+    )
+    kept = False
+    try:
+        answer = watch_start(
+            process,
+            asked.child,
+            asked.deadline,
+            engine=engine,
+            show=_line if asked.verbose else lambda _: None,
+            total_bytes=min(sizes, default=0),
+        )
+        if asked.keep and answer.state is StartState.READY and process.exit_code is None:
+            process.detach()
+            kept = True
+            answer = answer.model_copy(update={"pid": process.pid})
+    finally:
+        if not kept:
+            process.stop()
+    return answer
+
+
+def _line(line: LogLine) -> None:
+    from mmrepro.base.text.sanitize import one_line
+
+    typer.echo(one_line(line.text, 400), err=True)
+
+
+MOST_WHY, MOST_ADVICE = 6, 4
+
+
+def _print(answer: StartReading) -> None:
+    """At most 20 lines, the verdict last."""
+    from mmrepro.base.text.sanitize import one_line
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    cause = answer.cause
+    grid = Table(show_header=False, box=None, pad_edge=False)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+
+    def row(name: str, text: str, length: int = 170) -> None:
+        grid.add_row(name, escape(one_line(text, length)))
+
+    words = [answer.engine or "not recognised; give --engine", answer.release, answer.stage]
+    row("engine", " ".join(filter(None, words)))
+    row("log", f"{answer.log}, {answer.lines} lines")
+    shown = cause.why[:MOST_WHY] if cause else answer.notes
+    for at, text in enumerate(shown):
+        row("" if at else "why", text)
+    if not shown and answer.last is not None:
+        row("last line", answer.last.text)
+    for at, text in enumerate(cause.advice[:MOST_ADVICE] if cause else ()):
+        row("" if at else "do", text)
+    if answer.pid is not None:
+        row("running", f"{answer.url or 'the server'}; end it: kill {answer.pid}")
+    console = Console(highlight=False)
+    console.print(grid)
+    colour = {"ready": "green", "failed": "red", "stuck": "red"}.get(answer.state, "yellow")
+    name = f"  [{cause.start.name}]" if cause and cause.start else ""
+    sure = "" if cause is None or cause.certainty == "certain" else "likely: "
+    verdict = f"[bold {colour}]{answer.state.upper()}[/]  {sure}"
+    console.print(verdict + escape(one_line(answer.sentence, 300) + name))

@@ -1,0 +1,857 @@
+"""Why a server did not start: a table of causes over the lines of its log. Pure functions.
+
+The last line of a failed start is an echo ("See root cause above", "Received sigquit from a child
+process"). The table is tried on each exception, in the order of the log: the first one that it
+knows is the cause. What an engine logs as a warning and survives is no cause by itself.
+
+A pattern stands for the engine's own words. It is matched from the beginning of an exception's
+message, so that a path or a model's name that imitates it proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mmrepro.base.errors import did_you_mean
+from mmrepro.base.units import MIB, size
+from mmrepro.probes.base import Unavailable
+from mmrepro.probes.data import QUOTED_CHAR, LogLine
+from mmrepro.probes.log_files import BROKEN, open_log
+from mmrepro.probes.log_forms import UNKNOWN, read_line
+from mmrepro.probes.log_lines import Line, clean
+from mmrepro.probes.log_wraps import Peeler
+
+if TYPE_CHECKING:
+    from mmrepro.engines.base import Engine
+
+# ------------------------------------------------------------------ what a cause is
+
+
+class StartFault(StrEnum):
+    """What stands below the class ``failed-start``; the words are stable."""
+
+    DRIVER_TOO_OLD = "driver-too-old"
+    DRIVER_MISMATCH = "driver-mismatch"
+    GPU_NOT_READY = "gpu-not-ready"
+    NO_GPU = "no-gpu"
+    LIBRARY_MISSING = "library-missing"
+    NO_KERNEL_IMAGE = "no-kernel-image"
+    ABI_MISMATCH = "abi-mismatch"
+    COMPILER_MISSING = "compiler-missing"
+    MISSING_MODULE = "missing-module"
+    UNKNOWN_ARCHITECTURE = "unknown-architecture"
+    TRANSFORMERS_VERSION = "transformers-version"
+    PACKAGE_VERSION = "package-version"
+    MODEL_NOT_FOUND = "model-not-found"
+    MODEL_GATED = "model-gated"
+    WEIGHTS_MISSING = "weights-missing"
+    WEIGHTS_UNREADABLE = "weights-unreadable"
+    WEIGHTS_MISMATCH = "weights-mismatch"
+    TOKENIZER = "tokenizer"
+    TRUST_REMOTE_CODE = "trust-remote-code"
+    OUT_OF_GPU_MEMORY = "out-of-gpu-memory"
+    OUT_OF_HOST_MEMORY = "out-of-host-memory"
+    KV_CACHE_TOO_SMALL = "kv-cache-too-small"
+    MAX_MODEL_LEN = "max-model-len-too-large"
+    BATCHED_TOKENS = "batched-tokens-too-small"
+    QUANTISATION = "quantisation-unsupported"
+    DTYPE = "dtype-unsupported"
+    PORT_TAKEN = "port-taken"
+    SHARED_MEMORY = "shared-memory"
+    MACHINE_LIMIT = "machine-limit"
+    DISK_FULL = "disk-full"
+    PERMISSION = "permission"
+    NCCL = "nccl"
+    INTERFACE = "network-interface"
+    TOO_FEW_DEVICES = "too-few-devices"
+    NOT_DIVISIBLE = "heads-not-divisible"
+    BAD_ARGUMENT = "bad-argument"
+    CHAT_TEMPLATE = "chat-template"
+    NATIVE_CRASH = "native-crash"
+    KILLED = "killed-while-loading"
+    HANG = "hang-at-start"
+    START_RACE = "start-race"
+
+
+@dataclass(frozen=True)
+class FailedStart:
+    """Why a start failed.
+
+    Attributes:
+        certain: the log states it; else it is the likeliest reading.
+        exception: the exception or line that states it, at most 300 characters.
+        line: where that stands; None: no line does.
+        numbers: what the line counts, as printed: sizes in GiB, tokens, ports.
+        why: observations, in the order of the log.
+        advice: what helps, best first, by the engine's own option names.
+    """
+
+    fault: StartFault
+    sentence: str
+    certain: bool = True
+    exception: str = ""
+    line: LogLine | None = None
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    why: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+# ------------------------------------------------------------------ option names
+
+OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "vllm": {
+        "model": "--model", "port": "--port", "length": "--max-model-len", "dtype": "--dtype",
+        "memory": "--gpu-memory-utilization", "tp": "--tensor-parallel-size",
+        "trust": "--trust-remote-code", "sequences": "--max-num-seqs", "eager": "--enforce-eager",
+        "quantization": "--quantization", "step": "--max-num-batched-tokens",
+        "template": "--chat-template", "load": "--load-format",
+    },
+    "sglang": {
+        "model": "--model-path", "port": "--port", "length": "--context-length",
+        "dtype": "--dtype", "memory": "--mem-fraction-static", "tp": "--tp-size",
+        "trust": "--trust-remote-code", "sequences": "--max-running-requests",
+        "eager": "--disable-cuda-graph", "quantization": "--quantization",
+        "step": "--chunked-prefill-size", "template": "--chat-template", "load": "--load-format",
+    },
+    "lmdeploy": {
+        "model": "MODEL_PATH", "port": "--server-port", "length": "--session-len",
+        "dtype": "--dtype", "memory": "--cache-max-entry-count", "tp": "--tp",
+        "trust": "--trust-remote-code", "sequences": "--max-batch-size", "eager": "--eager-mode",
+        "quantization": "--model-format", "step": "--max-prefill-token-num",
+        "template": "--chat-template", "load": "",
+    },
+    "minivllm": {
+        "model": "--model", "port": "--port", "length": "--max-model-len", "dtype": "--dtype",
+        "memory": "--num-blocks", "tp": "", "trust": "", "sequences": "--max-num-seqs", "eager": "",
+        "quantization": "", "step": "--max-batched-tokens", "template": "", "load": "",
+    },
+}  # fmt: skip
+"""What the engines call the options that an advice names; "": it has none, and the advice is left
+out (vLLM 0.32, SGLang 0.5.23, LMDeploy
+0.18.0: their parsers)."""
+
+GONE: Final[Mapping[str, Mapping[str, str]]] = {
+    "vllm": {
+        "--disable-log-requests": "it is gone; requests are logged only with --enable-log-requests",
+        "--guided-decoding-backend": "it is --structured-outputs-config.backend now",
+        "--swap-space": "it is gone: a request that is preempted is computed again",
+        "--cuda-graph-sizes": "it is --cudagraph-capture-sizes now",
+        "--task": "it is --runner and --convert now",
+    },
+}
+"""Options that earlier releases had. vLLM: arg_utils.py of 0.11.0 beside that of 0.32.0."""
+
+_ANY: Final = {
+    kind: " or ".join(
+        dict.fromkeys(filter(None, (OPTIONS[one][kind] for one in ("vllm", "sglang", "lmdeploy"))))
+    )
+    for kind in OPTIONS["vllm"]
+}
+
+
+# ------------------------------------------------------------------ exceptions of a log
+
+_CLASS: Final = re.compile(
+    r"^(?:\[rank\d+\]: ?|\s*\| )?(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z_]\w*)?"
+    r"(?:Error|Exception|Exit|Interrupt|Timeout|NotFound))(?:: (?P<message>.*)|:?\s*$)"
+)
+_USAGE: Final = re.compile(r"^[\w./-]+(?: [\w-]+){0,3}: error: (?P<message>.*)")
+_NATIVE: Final = re.compile(
+    r"^(?:  what\(\): +|Fatal Python error: |(?:ptxas|nvcc) (?:fatal|error) *: |"
+    r"(?=/bin/sh: \d+: \S+: not found)|"
+    r"(?:\S+: line \d+: +)?(?:\d+ )?"
+    r"(?=(?:Segmentation fault|Bus error|Aborted|Killed|Illegal instruction)\b)|"
+    r"\[TM\]\[(?:FATAL|ERROR)\](?:\[[^\]]*\])* ?|!{3,}.*? (?=Segfault))(?P<message>.*)"
+)
+_KERNEL: Final = re.compile(r"(?P<message>Out of memory: Killed process .*|.*oom-kill:.*)")
+_HINT: Final = re.compile(
+    r"^(?:Failed to import from (?=\S+?:? (?:with |)\w+\()|(?=Error while creating shared memory "
+    r"segment|Bootstrap : no socket interface))(?P<message>.*)"
+)
+"""Warnings that explain what fails after them: vLLM's of its compiled code, NCCL's own."""
+_FRAME: Final = re.compile(
+    r"^\s*(?:\| )?(?:File \"|Traceback \(most|During handling|The above exception|\^+|~+[\^~]*$|"
+    r"Process \S+:$|\+-)"
+)
+_CHAIN: Final = re.compile(r"^(?:Traceback \(most|During handling|The above exception)")
+ERROR_LEVELS: Final = frozenset({"ERROR", "CRITICAL", "FATAL"})
+QUIET_LEVELS: Final = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE"})
+MESSAGE_LINES: Final = 40
+LOOK_AHEAD: Final = 80
+SHOWN: Final = 300
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception in a log, or what stands for one.
+
+    Attributes:
+        kind: the class; ``usage``, ``native``, ``kernel``, ``hint`` (a warning
+            that something was not imported), or ``error`` (an error line of no class).
+        text: the whole message, of several lines.
+        words: ``text`` without a client's words, of the same length.
+    """
+
+    kind: str
+    text: str
+    words: str
+    line: LogLine
+
+    @property
+    def short(self) -> str:
+        """The class without its modules."""
+        return self.kind.rpartition(".")[2]
+
+    @property
+    def shown(self) -> str:
+        own = self.kind not in ("usage", "native", "kernel", "hint", "error")
+        head = f"{self.kind}: " if own and self.text else self.kind if own else ""
+        first, _, rest = self.text.partition("\n")
+        if first.rstrip()[-1:] in (":", ""):
+            first = f"{first} {rest.partition(chr(10))[0]}"
+        return re.sub(r"\s+", " ", head + first).strip()[:SHOWN]
+
+
+def raised(lines: Sequence[LogLine]) -> Iterator[Raised]:
+    """The exceptions of a log in its order, each with the lines that its message goes on for.
+
+    What stands at the level of a warning or below is a ``hint`` or nothing. Before the HTTP server
+    is up no client has said anything: what a line quotes there is the engine's own.
+    """
+    up = next((n for n, line in enumerate(lines) if _UP.search(line.text)), len(lines))
+    for at, line in enumerate(lines):
+        found = _begins(line, line.text if at <= up else line.own_words)
+        if found is None:
+            continue
+        kind, text, words = found
+        for after in _goes_on(lines, at):
+            said = after.text if at <= up else after.own_words
+            text, words = f"{text}\n{after.text}", f"{words}\n{said}"
+        yield _inner(kind, text, words, line)
+
+
+_UP: Final = re.compile(
+    r"Application startup complete\.|Uvicorn running on |ready to roll|ready on port \d"
+)
+
+
+def _begins(line: LogLine, words: str) -> tuple[str, str, str] | None:
+    if line.level in QUIET_LEVELS:
+        match = _HINT.match(words)
+        return ("hint", line.text[match.start("message") :], match["message"]) if match else None
+    for kind, pattern in (("", _CLASS), ("usage", _USAGE), ("native", _NATIVE),
+                          ("kernel", _KERNEL)):  # fmt: skip
+        if match := pattern.match(words):
+            start = match.start("message")
+            name = kind or match["name"]
+            if start < 0:
+                return name, "", ""
+            return name, line.text[start:], words[start:]
+    if line.level in ERROR_LEVELS and words.strip() and not _FRAME.match(words):
+        start = _BRACKETS.match(words).end()  # type: ignore[union-attr]  # it matches ""
+        return "error", line.text[start:], words[start:]
+    return None
+
+
+_BRACKETS: Final = re.compile(r"(?:\[(?:\d{4}\.\d\d:|\w+\.(?:cc|cpp|cu|h):)[^\]\n]*\])* ?")
+"""TurboMind's time and place: ``[0914.14:00:37.807188][cast.cu:264]``."""
+
+
+def _goes_on(lines: Sequence[LogLine], at: int) -> Iterator[LogLine]:
+    """The lines after an exception's first that are still its message."""
+    first, taken = lines[at], 0
+    for line in lines[at + 1 : at + 1 + LOOK_AHEAD]:
+        if line.process != first.process or taken == MESSAGE_LINES:
+            if line.process and line.process != first.process:
+                continue  # another process writes between
+            return
+        new = bool(line.level or line.time) and line.level != first.level
+        if new or _FRAME.match(line.text) or _begins_class(line):
+            return
+        taken += 1
+        yield line
+
+
+def _begins_class(line: LogLine) -> bool:
+    return bool(_CLASS.match(line.text) or _USAGE.match(line.text))
+
+
+_PYDANTIC: Final = re.compile(
+    r"^\d+ validation errors? for [^\n]*\n(?:[^\n ][^\n]*\n)?  (\w+) error, "
+)
+
+
+_SPACED: Final = re.compile(r"([`'\"])(/[^`'\"\n]* [^`'\"\n]*)\1")
+"""A path with spaces: it could say anything."""
+
+
+_BEFORE: Final = re.compile(
+    r"<\w+> check failed!\n|Exception in worker \w+ while processing method \w+: "
+)
+"""lmdeploy/pytorch/check_env/base.py; vllm/executor/multiproc_worker_utils.py, 0.5 to 0.8."""
+
+
+def _inner(kind: str, text: str, words: str, line: LogLine) -> Raised:
+    """pydantic wraps what a validator raised: ``1 validation error for X\\n  Value error, …``."""
+    words = _SPACED.sub(lambda m: m[1] + QUOTED_CHAR * len(m[2]) + m[1], words)
+    if kind == "error" and (match := _BEFORE.match(words)):
+        return Raised(kind, text[match.end() :], words[match.end() :], line)
+    if kind.endswith("ValidationError") and (match := _PYDANTIC.match(words)):
+        inner = {"Value": "ValueError", "Assertion": "AssertionError"}.get(match[1], kind)
+        return Raised(inner, text[match.end() :], words[match.end() :], line)
+    return Raised(kind, text, words, line)
+
+
+# ------------------------------------------------------------------ the table
+
+Found = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A cause, by the words that state it.
+
+    The fields are explained in ``starts.toml``. ``kinds`` None: any class of exceptions.
+    """
+
+    fault: StartFault
+    kinds: re.Pattern[str] | None
+    pattern: re.Pattern[str]
+    sentence: str
+    advice: tuple[str, ...]
+    source: str
+    certain: bool = True
+    echo: bool = False
+    engine: str = ""
+    values: Callable[[Found], Mapping[str, str]] | None = None
+
+
+def _share(found: Found) -> Mapping[str, str]:
+    """The largest share of the device that is free, rounded down to a hundredth."""
+    free, total = float(found["free"]), float(found["total"])
+    return {"share": f"{int(free / total * 100) / 100:.2f}"} if total else {"share": "less"}
+
+
+def _missing(found: Found) -> Mapping[str, str]:
+    lacking = float(found["needed"]) - float(found["available"])
+    most = found.get("most") or ""
+    fits = f"{{opt[length]}} {most} fits the cache as it is" if most else ""
+    return {"lacking": f"{lacking:.2f}", "fits": fits or "lower {opt[length]}"}
+
+
+def _asked_for(found: Found) -> Mapping[str, str]:
+    count = found.get("bytes") or found.get("mapped")
+    asked = size(int(count)) if count else found.get("asked")
+    return {"asked_words": f": {asked} more were asked for" if asked else ""}
+
+
+def _module(found: Found) -> Mapping[str, str]:
+    name = found["module"].partition(".")[0]
+    return {"top": name, "package": PACKAGES.get(name, name.replace("_", "-"))}
+
+
+PACKAGES: Final[Mapping[str, str]] = {
+    "cv2": "opencv-python-headless", "PIL": "pillow", "yaml": "pyyaml", "zmq": "pyzmq",
+    "sklearn": "scikit-learn", "google": "protobuf", "sgl_kernel": "sglang-kernel",
+    "flash_attn": "flash-attn", "_turbomind": "lmdeploy", "pynvml": "nvidia-ml-py",
+    "vllm_flash_attn": "vllm", "multipart": "python-multipart", "mistral_common": "mistral-common",
+}  # fmt: skip
+"""A module's package, where its name is another one."""
+
+EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
+    "vllm": {
+        "librosa": "audio", "soundfile": "audio", "av": "audio", "opentelemetry": "otel",
+        "runai_model_streamer": "runai", "tensorizer": "tensorizer",
+        "fastsafetensors": "fastsafetensors",
+    },
+    "sglang": {
+        "diffusers": "diffusion", "fastokens": "fastokens", "opentelemetry": "tracing",
+        "runai_model_streamer": "runai",
+    },
+}  # fmt: skip
+"""The extra of an engine's wheel that brings a module (Provides-Extra: vllm 0.11.0 and 0.32.0,
+sglang 0.5.23; what lmdeploy 0.18.0 needs has none)."""
+
+
+def _cuda(found: Found) -> Mapping[str, str]:
+    number = int(found["found"])
+    return {"cuda": f"{number // 1000}.{number % 1000 // 10}"}
+
+
+def _partner(found: Found) -> Mapping[str, str]:
+    torch = re.search(r"torch|c10|at4|caffe", found["symbol"])
+    return {"partner": "torch" if torch else "library"}
+
+
+def _package(found: Found) -> Mapping[str, str]:
+    return {"package": (found.get("where") or found.get("module") or "").partition(".")[0]}
+
+
+def _free(found: Found) -> Mapping[str, str]:
+    words = f", {found['free']} of {found['total']} are free" if found.get("free") else ""
+    return {"free_words": words}
+
+
+def _heads(found: Found) -> Mapping[str, str]:
+    heads = found.get("heads") or found.get("number")
+    return {"heads_word": f" ({heads})" if heads else ""}
+
+
+def _path(found: Found) -> Mapping[str, str]:
+    path = found["path"].strip(" :'\"()")
+    return {"path": path.splitlines()[0][:160] if path else "see the line"}
+
+
+VALUES: Final[Mapping[str, Callable[[Found], Mapping[str, str]]]] = {
+    "share": _share, "lacking": _missing, "module": _module, "asked": _asked_for, "cuda": _cuda,
+    "partner": _partner, "package": _package, "free": _free, "heads": _heads, "path": _path,
+}  # fmt: skip
+"""What ``values`` of a row means: adds to what its groups found."""
+
+
+def _text(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else "".join(value)
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """The rows of ``starts.toml``, in its order."""
+    text = files("mmrepro.engines").joinpath("starts.toml").read_text(encoding="utf-8")
+    return tuple(
+        Rule(
+            fault=StartFault(row["fault"]),
+            kinds=re.compile(_text(row["kinds"])) if "kinds" in row else None,
+            pattern=re.compile(_text(row["pattern"])),
+            sentence=row["sentence"],
+            advice=tuple(row["advice"]),
+            source=row["source"],
+            certain=not row.get("likely", False),
+            echo=row.get("echo", False),
+            engine=row.get("engine", ""),
+            values=VALUES[row["values"]] if "values" in row else None,
+        )
+        for row in tomllib.loads(text)["rule"]
+    )
+
+
+STAGES: Final[Mapping[str, str]] = {
+    "imports": "as it imports its modules",
+    "imports and model load": "as it imports its modules and loads the model",
+    "spawn EngineCore": "before the engine's own process is up",
+    "spawn worker": "before a worker is up",
+    "spawn scheduler": "before the scheduler is up",
+    "model load": "as the model is loaded",
+    "cache and warm-up": "as the KV cache is sized and the model warmed up",
+    "HTTP up": "as the HTTP server starts",
+}
+"""Stages of ``Engine.start_marks``, as a part of a sentence."""
+
+
+def stage_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
+    """What the start was at when ``lines`` end, as a part of a sentence; "": not known."""
+    if engine is None or not engine.start_marks:
+        return ""
+    stages = [*engine.start_marks, "HTTP up"]
+    reached = 0
+    for at, mark in enumerate(engine.start_marks.values(), 1):
+        form = re.compile(mark)
+        if any(form.search(line.text) for line in lines):
+            reached = at
+    return STAGES.get(stages[reached], f"in the stage “{stages[reached]}”")
+
+
+# ------------------------------------------------------------------ a log's file
+
+MOST_BYTES: Final = 64 * MIB
+"""Of a log's end: a start's own lines are some hundred kilobytes."""
+MOST_LINES: Final = 200_000
+MOST_LINE: Final = 64 << 10
+SAMPLE: Final = 400
+"""Lines by which a log's wrappings are found."""
+
+
+def lines_of(path: Path, notes: list[str]) -> list[LogLine]:
+    """The lines of the log's end, at most ``MOST_BYTES``; ``notes`` gets what was left out.
+
+    Raises:
+        OSError, Unavailable, or another of BROKEN: it cannot be read.
+    """
+    found: list[LogLine] = []
+    with open_log(path) as stream:
+        if stream.seekable() and (length := path.stat().st_size) > MOST_BYTES:
+            stream.seek(length - MOST_BYTES)
+            notes.append(f"only the last {MOST_BYTES // MIB} MiB of {path.name} were read")
+        with contextlib.suppress(*BROKEN):
+            reader = LineReader()
+            while block := stream.read(MIB):
+                found += reader.take(block)
+                if len(found) > MOST_LINES:
+                    del found[: MOST_LINES // 2]
+        return [*found, *reader.take(b"", last=True)]
+
+
+class LineReader:
+    """The lines of a log that comes in blocks, without what a collector put around them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._number = 0
+        self._peeler: Peeler | None = None
+        self._open = False
+
+    def take(self, block: bytes, *, last: bool = False) -> list[LogLine]:
+        """The lines that ``block`` ends; ``last``: its end ends one as well."""
+        *whole, self._rest = (self._rest + block).split(b"\n")
+        if last and self._rest:
+            whole, self._rest = [*whole, self._rest], b""
+        if len(self._rest) > MOST_LINE:  # no newline will come
+            self._rest = self._rest[:MOST_LINE]
+        if self._peeler is None and whole:
+            self._peeler = Peeler()
+            self._peeler.learn(whole[:SAMPLE])
+        return [line for raw in whole for line in self._lines(raw)]
+
+    def _lines(self, raw: bytes) -> Iterator[LogLine]:
+        self._number += 1
+        peeler = self._peeler
+        bare = [None] if peeler is None or peeler.plain else peeler.peel(raw[:MOST_LINE])
+        for one in bare:
+            reading = read_line(clean(raw if one is None else one.text))
+            if self._open and reading.bare:
+                reading.quote_all(form_too=False)
+            self._open = reading.open
+            yield Line(self._number, reading, one).record(UNKNOWN)
+
+
+# ------------------------------------------------------------------ from a log to its cause
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is known beside the log.
+
+    Attributes:
+        stage: what the start was at, e.g. "as the model is loaded"; "": not known.
+        ranges: of a package, what the release's wheel metadata asks for, e.g. "<5.20,>=5.16.1".
+        exit_code: of the first process; negative: the signal that ended it; None: not known.
+    """
+
+    engine: str = ""
+    release: str = ""
+    stage: str = ""
+    ranges: Mapping[str, str] = field(default_factory=dict)
+    exit_code: int | None = None
+
+
+def start_cause(lines: Sequence[LogLine], asked: Asked = Asked()) -> FailedStart | None:
+    """Why the start whose log ``lines`` are failed; None: nothing in it is known.
+
+    ``lines`` are one start's, of one server, in their order.
+    """
+    events = list(raised(lines))
+    echo: FailedStart | None = None
+    for event in events:
+        if event.kind == "hint":
+            continue
+        rule, match = _matching(event, asked.engine)
+        if rule is None or match is None:
+            continue
+        cause = _cause(rule, match, event, lines, asked)
+        if not rule.echo:
+            hinted = _hinted(events, lines, asked) if cause.fault is StartFault.NCCL else None
+            return hinted or _with_first(cause, events)
+        echo = cause if echo is None or cause.fault is StartFault.KILLED else echo
+    if echo is None or echo.fault is not StartFault.KILLED:
+        hinted = _hinted(events, lines, asked)
+        if hinted is not None:
+            return replace(hinted, certain=echo is not None)
+    if echo is None and (wordless := _wordless(events, asked)) is not None:
+        return wordless
+    # SGLang ends itself by SIGKILL once a child failed: a signal explains a silent end alone.
+    silent = all(event.kind == "hint" for event in events)
+    return echo or (_by_signal(asked) if silent else None)
+
+
+def _hinted(events: Sequence[Raised], lines: Sequence[LogLine], asked: Asked) -> FailedStart | None:
+    """What a warning says of the failure after it."""
+    for event in events:
+        rule, match = _matching(event, asked.engine) if event.kind == "hint" else (None, None)
+        if rule is not None and match is not None:
+            return _cause(rule, match, event, lines, asked)
+    return None
+
+
+_ECHO: Final = re.compile(r"Engine core initialization failed\.")
+_EFFECTS: Final = frozenset({
+    "BrokenPipeError", "EOFError", "ConnectionResetError", "ConnectionRefusedError",
+})  # fmt: skip
+"""What the others raise once a process is gone."""
+
+
+def _wordless(events: Sequence[Raised], asked: Asked) -> FailedStart | None:
+    """vLLM's engine process is gone, and no process raised anything that could be why: its front
+    knows no exit code where it is read before the process is collected."""
+    own = [event for event in events if event.kind not in ("hint", "error")]
+    echo = next((event for event in own if _ECHO.match(event.text)), None)
+    if echo is None or any(
+        not _ECHO.match(event.text) and event.short not in _EFFECTS for event in own
+    ):
+        return None
+    found = _signalled(-9, echo, asked)
+    words = f"A process of the server ended without a word {asked.stage or 'at the start'}"
+    return replace(found, sentence=f"{words}: it was killed, it seems.", certain=False, numbers={})
+
+
+def _with_first(cause: FailedStart, events: Sequence[Raised]) -> FailedStart:
+    """With the exception that comes before the one that the table knows, if there is one."""
+    first = next((e for e in events if e.kind not in ("hint", "error")), None)
+    if first is None or cause.line is None or first.line.number >= cause.line.number:
+        return cause
+    why = (f"first exception (line {first.line.number}): {first.shown}", *cause.why)
+    return replace(cause, why=why)
+
+
+def _matching(event: Raised, engine: str) -> tuple[Rule | None, re.Match[str] | None]:
+    for rule in rules():
+        if rule.kinds is not None and not rule.kinds.fullmatch(event.short):
+            continue
+        if rule.kinds is None and event.kind in ("hint", "usage"):
+            continue
+        if rule.engine not in ("", engine):
+            continue
+        if match := rule.pattern.match(event.words):
+            return rule, match
+    return None, None
+
+
+class _Blank(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+def _cause(
+    rule: Rule, match: re.Match[str], event: Raised, lines: Sequence[LogLine], asked: Asked
+) -> FailedStart:
+    numbers = {
+        name: event.text[match.start(name) : match.end(name)]
+        for name, value in match.groupdict().items()
+        if value
+    }
+    if rule.fault is StartFault.KILLED and rule.kinds is None:
+        code = next((int(v) for n, v in numbers.items() if n.startswith("code")), 0)
+        return _signalled(code, event, asked)
+    found = dict(numbers)
+    if rule.values:
+        found |= rule.values(found)
+    fill = _fill(found, rule, event, lines, asked)
+    names = OPTIONS.get(asked.engine, _ANY)
+    told = [a for a in rule.advice if all(names[kind] for kind in _OPTION.findall(a))]
+    advice = [text for one in told if (text := _format(one, fill))]
+    sentence = _format(rule.sentence, fill)
+    where = f"line {event.line.number}" + (f", {event.line.process}" if event.line.process else "")
+    return FailedStart(
+        fault=rule.fault,
+        sentence=sentence if sentence.endswith((".", "?")) else f"{sentence}.",
+        certain=rule.certain,
+        exception=event.shown,
+        line=event.line,
+        numbers=numbers,
+        why=(f"{where}: {event.shown}",),
+        advice=tuple(dict.fromkeys(advice)),
+    )
+
+
+_OPTION: Final = re.compile(r"\{opt\[(\w+)\]\}")
+
+
+def _format(template: str, fill: Mapping[str, object]) -> str:
+    for _ in range(2):  # a value may name an option
+        template = template.format_map(fill)
+    return re.sub(r" +([.,](?=\s|$))", r"\1", re.sub(r"  +", " ", template)).strip()
+
+
+def _fill(
+    found: Found, rule: Rule, event: Raised, lines: Sequence[LogLine], asked: Asked
+) -> Mapping[str, object]:
+    engine, release = asked.engine or "the engine", asked.release
+    opt = _Blank(OPTIONS.get(asked.engine, _ANY))
+    fill: dict[str, object] = {n: str(v).replace("{", "(").replace("}", ")")
+                               for n, v in found.items() if n not in ("fits",)}  # fmt: skip
+    fill |= {n: v for n, v in found.items() if n == "fits"}
+    wanted = asked.ranges.get(str(found.get("package") or "transformers"), "")
+    fill |= {
+        "opt": opt, "engine": engine, "release": release or "RELEASE",
+        "range": f": {found.get('package') or 'transformers'}{wanted}" if wanted else "",
+        "torch": f"torch{asked.ranges['torch']}" if "torch" in asked.ranges else "see its metadata",
+        "stage": asked.stage or "at the start",
+        "cache": {"vllm": "VLLM_CACHE_ROOT"}.get(asked.engine, "XDG_CACHE_HOME"),
+        "budget": f"mmrepro kv-budget --engine {engine} computes what fits"
+        if asked.engine in ("vllm", "sglang", "lmdeploy") else "",
+        "oom": _oom(asked), "meant": "", "instead": "", "install": "", "lfs": "", "illegal": "",
+        "cuda_word": "", "library_advice": "install the package that brings it",
+    }  # fmt: skip
+    if rule.fault is StartFault.BAD_ARGUMENT and "option" in found:
+        fill |= _option_words(str(found["option"]), lines, asked)
+    if rule.fault is StartFault.MISSING_MODULE and "top" in found:
+        extra = EXTRAS.get(asked.engine, {}).get(str(found["top"]), "")
+        own = f"{engine}[{extra}]" + (f"=={release}" if release else "")
+        fill["install"] = f"pip install '{own}'" if extra else f"pip install '{found['package']}'"
+    if rule.fault is StartFault.LIBRARY_MISSING:
+        fill |= _library_words(str(found["library"]))
+    if "invalid header" in event.words.lower() or "header too large" in event.words.lower():
+        fill["lfs"] = " A Git LFS pointer in its place reads so."
+    if "Illegal instruction" in event.words:
+        fill["illegal"] = " The processor lacks instructions that the wheel was built with."
+    return fill
+
+
+def _oom(asked: Asked) -> str:
+    if "load" in asked.stage:
+        return (
+            "the weights do not fit: more GPUs ({opt[tp]}), a quantised model, or end what else "
+            "uses the GPU (nvidia-smi)"
+        )
+    lower = "{opt[memory]} lower, {opt[sequences]} lower"
+    return f"{lower}, or {{opt[eager]}}, which keeps no graphs; end what else uses the GPU"
+
+
+def _option_words(option: str, lines: Sequence[LogLine], asked: Asked) -> Mapping[str, object]:
+    """What may have been meant: an option that the log's usage, or that the engine is known for,
+    has."""
+    name = option.partition("=")[0]
+    gone = GONE.get(asked.engine, {}).get(name)
+    if gone:
+        return {"meant": "", "instead": f"{name}: {gone}"}
+    known = set(OPTIONS.get(asked.engine, {}).values()) | set(GONE.get(asked.engine, {}))
+    for line in lines:
+        if re.match(r"usage: |\s+\[?-", line.text):
+            known |= set(re.findall(r"--[a-z][\w-]+", line.text))
+    meant = did_you_mean(name, sorted(one for one in known if one.startswith("--")))
+    return {"meant": meant, "instead": "compare the command with --help of this release"}
+
+
+def _library_words(library: str) -> Mapping[str, object]:
+    cuda = re.match(r"lib(?:cudart|cublas\w*|cudnn\w*|nvrtc\w*|nccl|cufft|curand|cusparse\w*|"
+                    r"cusolver|nvJitLink|nvToolsExt|cupti)[-\w]*\.so\.(\d+)", library)  # fmt: skip
+    if cuda:
+        word = (
+            f" It belongs to CUDA {cuda[1]}: the wheel was built for that CUDA."
+            if (library.startswith(("libcudart", "libcublas", "libnvrtc")))
+            else ""
+        )
+        advice = "torch and the engine's wheel must be built for the same CUDA: reinstall both"
+        return {"cuda_word": word, "library_advice": advice}
+    if library.startswith("libcuda.so"):
+        return {
+            "cuda_word": " It is the NVIDIA driver's: no driver is here.",
+            "library_advice": "start the container with its GPUs (--gpus all), or install the "
+            "driver",
+        }
+    return {}
+
+
+SIGNALS: Final[Mapping[int, tuple[StartFault, str]]] = {
+    9: (StartFault.KILLED, "was killed from outside (SIGKILL)"),
+    15: (StartFault.KILLED, "was ended from outside (SIGTERM)"),
+    11: (StartFault.NATIVE_CRASH, "crashed in compiled code (SIGSEGV)"),
+    6: (StartFault.NATIVE_CRASH, "aborted in compiled code (SIGABRT)"),
+    4: (StartFault.NATIVE_CRASH, "met an instruction that this processor does not have (SIGILL)"),
+    8: (StartFault.NATIVE_CRASH, "crashed in compiled code (SIGFPE)"),
+    7: (StartFault.SHARED_MEMORY, "lost memory that it had mapped (SIGBUS): /dev/shm is too small, "
+        "or a file was cut"),
+}  # fmt: skip
+
+
+def _signalled(code: int, event: Raised | None, asked: Asked) -> FailedStart:
+    number = -code
+    fault, words = SIGNALS.get(number, (StartFault.KILLED, f"was ended by signal {number}"))
+    advice = {
+        StartFault.KILLED: (
+            "dmesg -T | grep -i oom: the kernel kills what takes too much memory",
+            "raise the container's memory limit; who else may have sent the signal?",
+        ),
+        StartFault.NATIVE_CRASH: (
+            "PYTHONFAULTHANDLER=1 prints where",
+            f"mmrepro check --for '{asked.engine or 'ENGINE'}=={asked.release or 'RELEASE'}' "
+            "compares this machine with the release",
+        ),
+        StartFault.SHARED_MEMORY: ("in a container: --shm-size=16g or --ipc=host",),
+    }[fault]
+    stage = f" {asked.stage}" if asked.stage else " at the start"
+    return FailedStart(
+        fault=fault,
+        sentence=f"A process of the server {words}{stage}.",
+        certain=number in SIGNALS and fault is not StartFault.SHARED_MEMORY,
+        exception=event.shown if event else "",
+        line=event.line if event else None,
+        numbers={"signal": str(number)},
+        why=(f"line {event.line.number}: {event.shown}" if event
+             else f"the first process ended with {code}",),
+        advice=advice,
+    )  # fmt: skip
+
+
+def _by_signal(asked: Asked) -> FailedStart | None:
+    if asked.exit_code is None or (asked.exit_code >= 0 and asked.exit_code < 128):
+        return None
+    code = asked.exit_code if asked.exit_code < 0 else 128 - asked.exit_code
+    return _signalled(code, None, asked)
+
+
+# ------------------------------------------------------------------ a start of our own
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Why a start of mmrepro's own failed.
+
+    Attributes:
+        lines: the exceptions of its log, each once; the log's last lines where it has none.
+        race: why the same start is worth repeating; "": it is not.
+    """
+
+    cause: FailedStart | None
+    lines: tuple[str, ...]
+    race: str
+
+    @property
+    def sentence(self) -> str:
+        """For people; "": the log is empty."""
+        said = self.cause.exception if self.cause else ""
+        said = said or (self.lines[0] if self.lines else "")
+        parts = [self.cause.sentence if self.cause else "", f"The log says: {said}" if said else ""]
+        return " ".join(filter(None, parts))
+
+
+SHOWN_LINES: Final = 6
+
+
+def explain(log: Path, engine: Engine, release: str, exit_code: int | None) -> Explained:
+    """Why the start whose log is ``log`` failed. Never raises for a missing or broken file.
+
+    ``exit_code``: of its first process; None: it did not end.
+    """
+    try:
+        lines = lines_of(log, [])
+    except (*BROKEN, Unavailable):
+        lines = []
+    stage = stage_of(lines, engine)
+    cause = start_cause(lines, Asked(engine.name, release, stage, exit_code=exit_code))
+    events = [event for event in raised(lines) if event.kind not in ("hint", "error")]
+    shown = list(dict.fromkeys(event.shown for event in events))
+    last = [line.text[:SHOWN] for line in lines if line.text.strip()][-SHOWN_LINES:]
+    races = {
+        StartFault.PORT_TAKEN: "the port was taken meanwhile",
+        StartFault.START_RACE: cause.sentence if cause else "",
+    }
+    race = races.get(cause.fault, "") if cause else ""
+    return Explained(cause, tuple(shown[:SHOWN_LINES] or last), race)
