@@ -298,6 +298,59 @@ class GpuData(ProbeData):
     devices: list[GpuDevice]
 
 
+# ------------------------------------------------------------------ NCCL's own report
+
+
+class NcclRank(Record):
+    """One rank of a communicator, as NCCL's RAS service has it."""
+
+    communicator: str
+    rank: int
+    pid: int
+    host: str = ""
+    counts: Annotated[
+        dict[str, int], Field(description="operations launched, by kind; text has them as one: all")
+    ] = {}
+    error: Annotated[int, Field(description="ncclResult_t of ncclCommGetAsyncError")] = 0
+    missing: Annotated[bool, Field(description="it gave no data of this communicator")] = False
+    unresponsive: bool = False
+    dead: Annotated[bool, Field(description="NCCL considers its process dead")] = False
+
+
+class RasData(ProbeData):
+    kind: Literal["nccl-ras"] = "nccl-ras"
+    form: Literal["json", "text"]
+    protocol: int = 0
+    nccl: Annotated[str, Field(description="version of the library")] = ""
+    sizes: Annotated[dict[str, int], Field(description="communicator: ranks that it has")] = {}
+    ranks: Annotated[list[NcclRank], Field(description="all; of a text, the outliers")] = []
+    launched: Annotated[
+        dict[str, dict[int, int]],
+        Field(description="communicator: how many ranks have launched up to which operation"),
+    ] = {}
+    lost_pids: Annotated[list[int], Field(description="processes that NCCL calls lost")] = []
+    troubles: Annotated[list[str], Field(description="lines of its errors and warnings")] = []
+
+
+# ------------------------------------------------------------------ PyTorch's Flight Recorder
+
+
+class FlightRank(Record):
+    """What one rank entered last, by process group."""
+
+    rank: int
+    version: str = ""
+    entered: Annotated[dict[str, int], Field(description="group: its last sequence number")] = {}
+    operation: Annotated[dict[str, str], Field(description="group: the operation of it")] = {}
+    completed: Annotated[dict[str, bool], Field(description="group: whether it is done")] = {}
+
+
+class FlightData(ProbeData):
+    kind: Literal["flight"] = "flight"
+    ranks: list[FlightRank] = []
+    unread: Annotated[dict[str, str], Field(description="file: why it was not read")] = {}
+
+
 # ------------------------------------------------------------------ logs
 
 
@@ -502,6 +555,8 @@ AnyProbeData = Annotated[
     | ConnectionsData
     | GpuData
     | LogsData
+    | RasData
+    | FlightData
     | RequestDumpData,
     Field(discriminator="kind"),
 ]

@@ -1,6 +1,7 @@
 """A diagnosis of a live server as a page: what is wrong, which known failure it is, what to do."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Final
 
 from mmrepro.base import units
@@ -16,6 +17,7 @@ from mmrepro.failure.documents.diagnosis import (
     Match,
     NamedClass,
     ServerState,
+    Stand,
 )
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import Case, How
@@ -37,6 +39,7 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
         b.Section("What was observed", [*_observed(diagnosis)], 96),
         b.Section("What its log tells", [*_logged(diagnosis)], 95),
         b.Section("The stack", _stack(diagnosis), 97),
+        b.Section("All ranks", [*_ranks(diagnosis)], 96),
         b.Section("Class of failure", [*_classes(diagnosis)], 95),
         b.Section("Known failures", [*_matches(diagnosis)], 93),
         b.Section("What could not be observed", b.bullets(diagnosis.unseen[:40]), 72),
@@ -126,6 +129,7 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for one in [c for c in diagnosis.classes if c.name != told][:2] if not diagnosis.found else []:
         sure = f", {one.certainty.value}: {one.sentence}"
         yield b.p("Class ", b.code(one.name.value), sure)
+    yield from _rank_line(diagnosis)
     yield from _stack(diagnosis)
     if diagnosis.state is not ServerState.HEALTHY:
         remedies = [text for match in diagnosis.found[:1] for text in match.remedies]
@@ -152,7 +156,59 @@ def _stack(diagnosis: Diagnosis) -> list[b.Block]:
     return [b.Stack(f"{found.process}, thread {found.thread}, {seen}", frames)]
 
 
+def _rank_line(diagnosis: Diagnosis) -> Iterator[b.Block]:
+    """``Ranks: 3 in all_reduce: …; 1 stands in _wedge: …``, where something was observed."""
+    ranks = diagnosis.ranks
+    if ranks is None or all(rank.stand is Stand.UNSEEN for rank in ranks.ranks):
+        return
+    odd = f" Odd one out: {', '.join(ranks.odd[:4])}." if ranks.odd else ""
+    yield b.p("Ranks: ", "; ".join(ranks.groups[:4]), ".", odd)
+
+
 # ------------------------------------------------------------------------------------ sections
+
+
+_STANDS: Final[dict[Stand, b.Tone]] = {
+    Stand.STANDS: "bad",
+    Stand.GONE: "bad",
+    Stand.STOPPED: "bad",
+    Stand.UNSEEN: "unsure",
+    Stand.MOVES: "good",
+}
+
+
+def _ranks(diagnosis: Diagnosis) -> Iterator[b.Block]:
+    """A row a process, with what it was at in each sample; then who waits for whom."""
+    ranks = diagnosis.ranks
+    if ranks is None:
+        return
+    rows = [
+        b.row(
+            b.code(rank.role),
+            "" if rank.pid is None else f"{rank.pid}",
+            b.toned(rank.words, _STANDS.get(rank.stand, "")),
+            rank.place,
+            " ".join(_runs(rank.course)),
+            "" if rank.cpu_pct is None else f"{rank.cpu_pct:.0f} %",
+            rank.state + (f", {rank.call}" if rank.call else ""),
+            status="odd" if rank.role in ranks.odd else "",
+        )
+        for rank in ranks.ranks[:64]
+    ]
+    heads = ("process:name", "pid:number", "is", "in", "sample by sample", "CPU:number", "state")
+    yield from b.table(heads, rows, "processes")
+    if ranks.odd:
+        yield b.p("The odd one out: ", b.code(", ".join(ranks.odd)), ".")
+    if ranks.edges:
+        yield b.p("Who waits for whom:")
+        yield from b.bullets([f"{e.waiter} → {e.awaited}: {e.why}" for e in ranks.edges[:40]])
+
+
+def _runs(course: list[str]) -> Iterator[str]:
+    """``all_reduce ×6``: equal samples that follow each other are one."""
+    for name, same in groupby(course):
+        count = sum(1 for _ in same)
+        yield name + (f" ×{count}" if count > 1 else "")
 
 
 def _observed(diagnosis: Diagnosis) -> Iterator[b.Block]:

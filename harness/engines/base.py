@@ -161,6 +161,8 @@ class Engine(ABC):
     """Expression of lines that it logs before it kills its own processes; "": it does not."""
     idle_loops: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that turn round and burn CPU while there is nothing to do."""
+    worker_role: ClassVar[str] = ""
+    """How the roles of processes begin that only run the model, beside the core."""
     step_functions: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that are on its stack during a step, and only then."""
     fatal_after_start: ClassVar[bool] = False

@@ -116,6 +116,12 @@ class SglangEngine(Engine):
         "generation_tokens": ("sglang:generation_tokens_total",),
         "kv_usage": ("sglang:token_usage",),
         "cached_tokens": ("sglang:cached_tokens_total",),
+        # Of a pair: KV caches on their way to or from the other server (srt/observability/
+        # metrics_collector.py of 0.5.23).
+        "transfers": (
+            "sglang:num_prefill_inflight_queue_reqs",
+            "sglang:num_decode_transfer_queue_reqs",
+        ),
     }
     log_patterns: ClassVar[Mapping[str, str]] = {
         "sgl_kernel_stub-loaded": r"mmrepro stand-in sgl_kernel_stub: loaded",

@@ -76,6 +76,7 @@ class VllmEngine(Engine):
         "--served-model-name",
         "--uds",
     )
+    worker_role: ClassVar[str] = "Worker"
     core_role: ClassVar[str] = "EngineCore"
     start_marks: ClassVar[Mapping[str, str]] = {
         "imports": r"non-default args|API server version",

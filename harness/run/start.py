@@ -232,6 +232,14 @@ class Started:
         return None
 
     @property
+    def worker_pids(self) -> list[int]:
+        """The processes that only run the model, beside the core."""
+        engine = self.spec.engine
+        pids = self.process.process_ids() if engine.worker_role else []
+        roles = {p: engine.role_of(processes.name(p), processes.cmdline(p)) for p in pids}
+        return [pid for pid, role in roles.items() if role.startswith(engine.worker_role)]
+
+    @property
     def settings(self) -> list[Setting]:
         """All that was set or replaced, for the report."""
         return [

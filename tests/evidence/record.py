@@ -239,9 +239,9 @@ def pack(folder: Path, *, force: bool) -> Path | None:
     return packed(incident, original_bytes=(folder / INCIDENT_FILE).stat().st_size)
 
 
-def packed(incident: Incident, original_bytes: int = 0) -> Path:
+def packed(incident: Incident, original_bytes: int = 0, target: Path | None = None) -> Path:
     """As :func:`pack`, of what was read; ``original_bytes``: 0 for what was packed before."""
-    target = HERE / f"{name_of(case_of(incident))}.zip"
+    target = target or HERE / f"{name_of(case_of(incident))}.zip"
     text = packed_text(incident)
     if left := places_in(text):
         raise ValueError(f"{target.stem}: paths of this machine: {', '.join(left[:5])}")

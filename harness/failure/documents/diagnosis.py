@@ -26,6 +26,12 @@ class ServerState(StrEnum):
     FROZEN_NATIVE = "frozen-in-native-code"
     FROZEN = "frozen"
     BLOCKED_ON_LOCK = "blocked-on-lock"
+    WORKER_STUCK = "worker-stuck"
+    RANK_DIVERGED = "rank-diverged"
+    RANK_LOST = "rank-lost"
+    COLLECTIVE_WAITS = "collective-waits"
+    KERNEL_STUCK = "kernel-stuck"
+    TRANSFER_STUCK = "transfer-stuck"
     FRONT_FROZEN = "front-frozen"
     STOPPED = "stopped"
     PART_DEAD = "part-dead"
@@ -48,6 +54,12 @@ STATE_WORDS: dict[ServerState, str] = {
     ServerState.FROZEN_NATIVE: "frozen in native code",
     ServerState.FROZEN: "frozen, and where could not be seen",
     ServerState.BLOCKED_ON_LOCK: "blocked on a lock",
+    ServerState.WORKER_STUCK: "worker stuck: the others wait for one rank",
+    ServerState.RANK_DIVERGED: "ranks diverged: some wait where others never arrive",
+    ServerState.RANK_LOST: "rank lost: a worker process is gone",
+    ServerState.COLLECTIVE_WAITS: "collective waits: every rank is in it and none gets out",
+    ServerState.KERNEL_STUCK: "kernel stuck: every rank waits for its device",
+    ServerState.TRANSFER_STUCK: "transfer stuck: a KV cache does not arrive",
     ServerState.FRONT_FROZEN: "the HTTP front is frozen",
     ServerState.STOPPED: "stopped by a signal or a tracer",
     ServerState.PART_DEAD: "a process of the engine is dead",
@@ -74,6 +86,13 @@ class LiveClass(StrEnum):
     MEMORY_GROWS = "memory-grows"
     PLACEHOLDER_COUNTS = "placeholder-counts"
     GRAMMAR_LOOP = "grammar-loop"
+    WORKER_STUCK = "worker-stuck"
+    RANK_DIVERGED = "rank-diverged"
+    RANK_LOST = "rank-lost"
+    COLLECTIVE_WAITS = "collective-waits"
+    KERNEL_STUCK = "kernel-stuck"
+    TRANSFER_STUCK = "transfer-stuck"
+    HEARTBEAT_ONLY = "heartbeat-only"
 
 
 CLASS_WORDS: dict[LiveClass, str] = {
@@ -85,6 +104,13 @@ CLASS_WORDS: dict[LiveClass, str] = {
     LiveClass.MEMORY_GROWS: "memory grows with each request",
     LiveClass.PLACEHOLDER_COUNTS: "placeholder counts: more or fewer embeddings than places",
     LiveClass.GRAMMAR_LOOP: "grammar loop: a grammar is compiled or matched without end",
+    LiveClass.WORKER_STUCK: "worker stuck: one rank stands in its own code, the others wait for it",
+    LiveClass.RANK_DIVERGED: "ranks diverged: some wait in a collective that others never entered",
+    LiveClass.RANK_LOST: "rank lost: a worker process is gone",
+    LiveClass.COLLECTIVE_WAITS: "collective waits: every rank is in it, and none gets out",
+    LiveClass.KERNEL_STUCK: "kernel stuck: every rank waits for its device",
+    LiveClass.TRANSFER_STUCK: "transfer stuck: a KV cache does not arrive",
+    LiveClass.HEARTBEAT_ONLY: "heartbeat only: a log line of a wait, and no fault",
 }
 
 
@@ -167,6 +193,83 @@ class TargetFacts(Record):
         return [p for p in self.processes if self.is_core(p.role)]
 
 
+class Stand(StrEnum):
+    """What a process of the server is at, over all samples of its stack."""
+
+    WORK = "waits-for-work"
+    WORKER = "waits-for-worker"
+    COLLECTIVE = "in-collective"
+    STAGE = "waits-for-stage"
+    DEVICE = "waits-for-device"
+    TRANSFER = "waits-for-transfer"
+    STANDS = "stands"
+    MOVES = "moves"
+    STOPPED = "stopped"
+    GONE = "gone"
+    UNSEEN = "unseen"
+
+
+STAND_WORDS: dict[Stand, str] = {
+    Stand.WORK: "waits for work",
+    Stand.WORKER: "waits for a worker",
+    Stand.COLLECTIVE: "in",
+    Stand.STAGE: "waits for another stage in",
+    Stand.DEVICE: "waits for its device in",
+    Stand.TRANSFER: "waits for a KV cache in",
+    Stand.STANDS: "stands in",
+    Stand.MOVES: "moves, now in",
+    Stand.STOPPED: "stopped",
+    Stand.GONE: "gone",
+    Stand.UNSEEN: "not observed",
+}
+
+
+class Rank(Record):
+    """One process of a server of several, and what it is at."""
+
+    pid: Annotated[int | None, Field(description="None: it should be there, and is not")] = None
+    role: str
+    kind: Annotated[
+        Literal["front", "core", "worker", "coordinator", "detokenizer"],
+        Field(description="what it is for; a core that also runs the model is a worker"),
+    ]
+    labels: Annotated[dict[str, int], Field(description="its rank by group: TP, PP, DP, EP …")] = {}
+    under: Annotated[int | None, Field(description="pid of the process that started it")] = None
+    state: Annotated[str, Field(description="one letter, as in /proc/PID/stat")] = ""
+    cpu_pct: Annotated[float | None, Field(description="of one core")] = None
+    call: Annotated[str, Field(description="system call that its thread waits in")] = ""
+    stand: Stand = Stand.UNSEEN
+    what: Annotated[str, Field(description="the operation, or the function that it stands in")] = ""
+    place: Annotated[str, Field(description="function, file and line in its own code")] = ""
+    source: Annotated[str, Field(description="line of the engine's source that waits so")] = ""
+    thread: str = ""
+    samples: int = 0
+    course: Annotated[list[str], Field(description="where it was in each sample, in order")] = []
+
+    @property
+    def words(self) -> str:
+        """``in all_reduce``, ``stands in _wedge``: for people."""
+        words = STAND_WORDS[self.stand]
+        return f"{words} {self.what}" if words.endswith("in") else words
+
+
+class RankEdge(Record):
+    """Who waits for whom."""
+
+    waiter: str
+    awaited: str
+    why: str
+
+
+class RankLook(Record):
+    """All processes of a server of several side by side."""
+
+    ranks: list[Rank]
+    groups: Annotated[list[str], Field(description="``3 in all_reduce: Worker_TP0, …``")] = []
+    odd: Annotated[list[str], Field(description="roles of ranks that differ from the rest")] = []
+    edges: list[RankEdge] = []
+
+
 class Assessment(Record):
     """The general diagnosis: from evidence alone, without any signature."""
 
@@ -236,6 +339,9 @@ class Diagnosis(Document):
         list[NamedClass], Field(description="classes of failure, surest first; none: none is seen")
     ] = []
     since: Annotated[str, Field(description="since when, and how that is known")] = ""
+    ranks: Annotated[
+        RankLook | None, Field(description="of a server of several processes; None: of one")
+    ] = None
     matches: Annotated[list[Match], Field(description="every known failure, best fit first")] = []
     unseen: Annotated[
         list[str], Field(description="what could not be seen, and how to allow it")

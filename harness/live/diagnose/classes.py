@@ -11,9 +11,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass, TargetFacts
+from mmrepro.failure.documents.diagnosis import (
+    Certainty,
+    LiveClass,
+    NamedClass,
+    ServerState,
+    Stand,
+    TargetFacts,
+)
 from mmrepro.failure.signature.live_server import LATENESS
-from mmrepro.live.diagnose import classes_logged
+from mmrepro.live.diagnose import classes_logged, ranks
 from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.frozen import Stance, stance
 from mmrepro.live.diagnose.readings import View
@@ -42,8 +49,21 @@ GRAMMARS = re.compile(
 
 Rule = Callable[[View], NamedClass | None]
 ORDER = list(Certainty)
+RANK_STATES: Mapping[ServerState, LiveClass] = {
+    state: LiveClass(state.value)
+    for state in (
+        ServerState.WORKER_STUCK,
+        ServerState.RANK_DIVERGED,
+        ServerState.RANK_LOST,
+        ServerState.COLLECTIVE_WAITS,
+        ServerState.KERNEL_STUCK,
+        ServerState.TRANSFER_STUCK,
+    )
+}
+"""States of a server of several ranks that are classes as well."""
 EXPLAINED_BY: Mapping[LiveClass, frozenset[LiveClass]] = {
-    LiveClass.STEPS_STOPPED: frozenset({LiveClass.NEVER_FITS}),
+    LiveClass.STEPS_STOPPED: frozenset({LiveClass.NEVER_FITS, *RANK_STATES.values()}),
+    LiveClass.GAUGES_LIE: frozenset(RANK_STATES.values()),
 }
 """What says less than another one that was named as well."""
 
@@ -59,11 +79,79 @@ def classes(evidence: Evidence, facts: TargetFacts) -> list[NamedClass]:
         steps_stopped,
         gauges_lie,
         work_without_clients,
+        transfer_stuck,
     )
     found = [one for rule in rules if (one := rule(view)) is not None]
+    found += of_ranks(view)
     names = {one.name for one in found}
     told = [one for one in found if not EXPLAINED_BY.get(one.name, frozenset()) & names]
     return sorted(told, key=lambda one: ORDER.index(one.certainty))
+
+
+# ---------------------------------------------------------------- several ranks
+
+
+def of_ranks(view: View) -> list[NamedClass]:
+    """What the ranks of the server show, live or in the log of one that ended."""
+    found = [*_stuck_ranks(view), *classes_logged.rank_in_the_log(view)]
+    if heartbeat := classes_logged.heartbeat(view, stuck=bool(found)):
+        found.append(heartbeat)
+    first = {one.name: one for one in reversed(found)}
+    return [one for one in found if first[one.name] is one]
+
+
+def transfer_stuck(view: View) -> NamedClass | None:
+    """Requests are on their way between a prefill and a decode server in every reading, and no
+    counter moves."""
+    on_their_way = view.timed("transfers")
+    if len(on_their_way) < 2 or view.moving is not False or _short_of_processors(view):
+        return None
+    seconds = on_their_way[-1][0] - on_their_way[0][0]
+    if any(value < 1 for _, value in on_their_way) or view.answer == "answered":
+        return None
+    asked = view.answer == "silent"
+    if seconds < (STANDSTILL_S if asked else UNASKED_S):
+        return None
+    return named(
+        LiveClass.TRANSFER_STUCK,
+        Certainty.LIKELY,
+        "KV caches are on their way between two servers, and none arrives.",
+        [
+            f"in transfer {_numbers(v for _, v in on_their_way)} over {seconds:.1f} s",
+            view.counted(),
+        ],
+    )
+
+
+def _stuck_ranks(view: View) -> list[NamedClass]:
+    asked = view.answer == "silent"
+    if view.answer == "answered" or view.moving is True or _short_of_processors(view):
+        return []
+    waits = _waiting(view)
+    told = ranks.silent(view, []) if waits else None
+    name = RANK_STATES.get(told.state) if told is not None else None
+    if told is None or name is None:
+        return []
+    long = view.span_s >= (STANDSTILL_S if asked else UNASKED_S)
+    seen = name is LiveClass.RANK_LOST or (view.moving is False and long)
+    certainty = Certainty.POSSIBLE
+    if seen:
+        certainty = Certainty.CERTAIN if asked else Certainty.LIKELY
+    found = [named(name, certainty, told.sentence, [*told.why, *waits, view.counted()])]
+    looked = ranks.look(view)
+    members = [r for r in looked.ranks if r.kind == "worker"] if looked else []
+    held = [r for r in members if r.stand is Stand.COLLECTIVE]
+    if name is LiveClass.WORKER_STUCK and held and looked is not None and looked.odd:
+        found.append(
+            named(
+                LiveClass.RANK_DIVERGED,
+                certainty,
+                f"{ranks.names(held)} {'waits' if len(held) == 1 else 'wait'} in {held[0].what}, "
+                f"which {', '.join(looked.odd)} never entered.",
+                looked.groups,
+            )
+        )
+    return found
 
 
 # ---------------------------------------------------------------- the counters

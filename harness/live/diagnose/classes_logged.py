@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from mmrepro.failure.documents.cause import Cause, CauseClass
 from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass
 from mmrepro.failure.signature.live_server import CORE_ALIVE
-from mmrepro.failure.signature.views import log_lines
+from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import cause, cause_rules
 from mmrepro.live.diagnose.readings import View
-from mmrepro.probes.data import LogsData
+from mmrepro.probes.data import LogLine, LogsData
 
 # --------------------------------------------------------------- what is known of each
 
@@ -89,6 +89,37 @@ CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
         "bound its size at the gateway",
         "another backend of grammars, or a newer one, may take it",
     ),
+    LiveClass.WORKER_STUCK: _facts(
+        (*_vllm(27313), *_sglang(17941)),
+        "restart the whole server after its evidence is kept: one rank cannot be replaced",
+        "vLLM ends by itself after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300): make it shorter",
+        "the frames of the rank name what it computes or waits for: search upstream for them",
+    ),
+    LiveClass.RANK_DIVERGED: _facts(
+        (*_vllm(48720), *_sglang(27221, 33289)),
+        "look for what that rank alone did: an exception that was caught, a branch by its rank",
+    ),
+    LiveClass.RANK_LOST: _facts(
+        _vllm(20657),
+        "dmesg and the exit code name what ended it: the OOM killer, a signal, an exception",
+    ),
+    LiveClass.COLLECTIVE_WAITS: _facts(
+        _vllm(46097),
+        "ask NCCL: its RAS service listens on port 28028 of each server with GPUs",
+        "try it with NCCL_P2P_DISABLE=1, and with custom all-reduce off",
+    ),
+    LiveClass.KERNEL_STUCK: _facts(
+        _vllm(41725),
+        "look for Xid lines in the kernel's log (dmesg), and at NCCL's own report",
+    ),
+    LiveClass.TRANSFER_STUCK: _facts(
+        _sglang(6857),
+        "diagnose the other server of the pair: the side that sends may be gone",
+    ),
+    LiveClass.HEARTBEAT_ONLY: _facts(
+        _vllm(43420),
+        "nothing has to be done: the line is written once a minute of waiting",
+    ),
 }
 
 
@@ -109,6 +140,9 @@ def named(name: LiveClass, certainty: Certainty, sentence: str, why: Iterable[st
 
 
 LOG_PATTERNS: Mapping[str, str] = {
+    "rank-died": r"Worker proc \S+ died unexpectedly",
+    "rank-timed-out": r"RPC call to \w+ timed out",
+    "heartbeat": r"No available shared memory broadcast block found",
     "kv-size": r"GPU KV cache size: |Maximum concurrency for |max_total_num_tokens=",
     **cause_rules.PATTERNS,
 }
@@ -174,7 +208,54 @@ def placeholder_counts(view: View) -> NamedClass | None:
     return None
 
 
+# ---------------------------------------------------------------- ranks
+
+
+def rank_in_the_log(view: View) -> list[NamedClass]:
+    """What the log has of a worker that ended, or that never answered its core.
+
+    vLLM's MultiprocExecutor writes the first of a worker process that ended, the second when
+    VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS are over (v1/executor/multiproc_executor.py, 0.11 to 0.32).
+    """
+    if view.answer == "answered":
+        return []
+    found = []
+    for pattern, name, sentence in (
+        ("rank-died", LiveClass.RANK_LOST, "A worker process ended, and the engine with it."),
+        ("rank-timed-out", LiveClass.WORKER_STUCK, "A worker never answered its core in time."),
+    ):
+        if lines := _lines(view, pattern):
+            first = lines[0]
+            said = f"its log ({_where(first)}): {first.text[:240]}"
+            found.append(named(name, Certainty.LIKELY, sentence, [said]))
+    return found
+
+
+def heartbeat(view: View, *, stuck: bool) -> NamedClass | None:
+    """vLLM's line of a minute's wait for a block of its ring, where nothing else is wrong: the
+    server answers, or its counters move (vllm#43420 took it for a fault, and was withdrawn)."""
+    count = log_count(view.evidence, "heartbeat")
+    if not count or stuck or not (view.answer == "answered" or view.moving is True):
+        return None
+    first = _lines(view, "heartbeat")[0]
+    return named(
+        LiveClass.HEARTBEAT_ONLY,
+        Certainty.CERTAIN if view.answer == "answered" else Certainty.LIKELY,
+        "Its log has lines of a wait for a shared memory block; the server works.",
+        [f"{count} such lines, the first {_where(first)}"],
+    )
+
+
 def capacity(view: View) -> str:
     """What the log says of the KV cache's size; "" when it says nothing."""
     lines = log_lines(view.evidence, "kv-size")
     return f"its log says: {'; '.join(line.text[:120] for line in lines[:2])}" if lines else ""
+
+
+def _lines(view: View, pattern: str) -> list[LogLine]:
+    return sorted(log_lines(view.evidence, pattern), key=lambda line: line.number)
+
+
+def _where(line: LogLine) -> str:
+    process = f"{line.process}, " if line.process else ""
+    return f"{process}{line.time or f'line {line.number}'}"

@@ -20,9 +20,11 @@ from mmrepro.live.diagnose.cause_rules import ANCHORS
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.diagnose.ranks import replicas, workers
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
+from mmrepro.probes.flight import FlightProbe
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe, InferenceProbe, fetch, field_of, first_model
 from mmrepro.probes.log_files import recent
@@ -30,6 +32,7 @@ from mmrepro.probes.log_lines import Life
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ConnectionsProbe, ProcessesProbe
+from mmrepro.probes.ras import MOST_S as RAS_S, PORT as RAS_PORT, RasProbe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.probes.syscalls import SyscallsProbe
 from mmrepro.traffic.evidence import Evidence
@@ -64,6 +67,11 @@ LEAST_S = 0.3
 MAX_LOG_BYTES = 512 << 20
 MAX_LOGS = 8
 MAX_SAMPLED = 6
+MAX_RANKS = 16
+RANK_SAMPLES = 3
+"""Of each worker beside the core, in each round."""
+RANK_S = 0.25
+"""More time for a round of stacks, for each of them."""
 TOKENS = 8
 
 DEFAULT_ENDPOINTS = ("/health", "/v1/models")
@@ -87,7 +95,7 @@ class Collector:
         self._sizes: dict[str, int] = {}
         self._given_up = threading.Event()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="diagnose")
+        self._pool = ThreadPoolExecutor(max_workers=16 + MAX_RANKS, thread_name_prefix="diagnose")
 
     @property
     def evidence(self) -> Evidence:
@@ -150,7 +158,7 @@ class Collector:
         self._waiting = self._request() if self.plan.request and not plain else None
         if self._waiting is not None:
             _wait(self._waiting, self._asked_at + AT_ONCE_S)
-        stacks = plain or self._waiting is None or self.waits
+        stacks = plain or self._waiting is None or self.waits or replicas(self.target.facts)
         first = self._processes_round(stacks=stacks)
         self._all(*first, *self._logs(), self._start(GpuProbe()))
         if plain:
@@ -307,9 +315,15 @@ class Collector:
         core = cores[0] if cores else facts.root_pid
         front = [] if cores and View(facts, self.evidence).front_answers else [facts.root_pid]
         close = list(dict.fromkeys([core, *front, *cores]))[:MAX_SAMPLED]
-        rest = [p.pid for p in facts.processes if _may_matter(p.role) and p.pid not in close]
+        ranks = [p.pid for p in workers(facts) if p.pid not in close][:MAX_RANKS]
+        near = {*close, *ranks}
+        rest = [p.pid for p in facts.processes if _may_matter(p.role) and p.pid not in near]
         rest = rest[: MAX_SAMPLED - len(close)] if others else []
-        rounds = [(close, samples or self.plan.samples, "stacks"), (rest, OTHERS, "others")]
+        rounds = [
+            (close, samples or self.plan.samples, "stacks"),
+            (ranks, RANK_SAMPLES, "ranks"),
+            (rest, OTHERS, "others"),
+        ]
         return [
             *(
                 self._start(
@@ -320,7 +334,7 @@ class Collector:
                         blocking_fallback=False,
                         native=self.plan.native,
                     ),
-                    seconds=seconds + self.plan.native * 5.0,
+                    seconds=seconds + self.plan.native * 5.0 + RANK_S * (pids is ranks) * len(pids),
                     label=f"{label}{name}",
                 )
                 for pids, count, name in rounds
@@ -331,11 +345,24 @@ class Collector:
                 seconds=WINDOW_S + 2,
                 label=f"{label}processes",
             ),
+            *(
+                [self._start(RasProbe(), seconds=RAS_S, label=f"{label}nccl-ras")]
+                if stacks and ranks and discover.listens(self.target, RAS_PORT)
+                else []
+            ),
+            *(
+                [self._start(FlightProbe(dumps), label=f"{label}flight")]
+                if label and ranks and (dumps := discover.flight_files(self.target))
+                else []
+            ),
             # Never strace here: it stops the target at each of its system calls.
-            self._start(
-                SyscallsProbe(core, window_s=WINDOW_S, use_strace=False),
-                seconds=WINDOW_S + 2,
-                label=f"{label}syscalls",
+            *(
+                self._start(
+                    SyscallsProbe(pid, window_s=WINDOW_S, use_strace=False),
+                    seconds=WINDOW_S + 2,
+                    label=f"{label}syscalls" + (f"-{pid}" if pid != core else ""),
+                )
+                for pid in [core, *ranks]
             ),
         ]
 

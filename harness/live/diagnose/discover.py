@@ -23,6 +23,7 @@ from mmrepro.base.processes import Socket
 from mmrepro.engines import ENGINES, Engine, Signs, get_engine, log_marks
 from mmrepro.engines.supervise.warm import FORK_SERVER
 from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
+from mmrepro.probes.flight import PREFIX, VARIABLES
 from mmrepro.probes.http import api_root
 from mmrepro.probes.logs import identify
 from mmrepro.probes.processes import role_from_title
@@ -384,6 +385,34 @@ def _readable(link: str, name: str, wanted: os.stat_result) -> Path:
     return Path(link)
 
 
+def flight_files(target: Target) -> list[Path]:
+    """Dumps of PyTorch's Flight Recorder that the server's processes wrote since it began."""
+    start = began(target)
+    prefixes: dict[Path, None] = {}
+    for process in target.facts.processes if start is not None else []:
+        name = _dumped_to(processes.read(process.pid, "environ"))
+        if name.startswith("/"):
+            prefixes[inside(process.pid, name)] = None
+    found: dict[Path, None] = {}
+    for prefix in prefixes:
+        with contextlib.suppress(OSError):
+            for file in sorted(prefix.parent.iterdir()):
+                rest = file.name.removeprefix(prefix.name)
+                numbered = rest != file.name and rest.removesuffix(".json").isdigit()
+                if numbered and is_file(file) and file.stat().st_mtime >= (start or 0.0):
+                    found[file] = None
+    return list(found)
+
+
+def _dumped_to(environ: bytes) -> str:
+    """Of a process's variables only those that name the dumps are looked at."""
+    for name in VARIABLES:
+        for one in environ.split(b"\0"):
+            if one.startswith(name.encode() + b"="):
+                return one.partition(b"=")[2].decode("utf-8", "replace")
+    return PREFIX
+
+
 # --------------------------------------------------------------- addresses and sockets
 
 
@@ -391,6 +420,17 @@ def listeners(port: int, pid: int | str = "self") -> list[Socket]:
     """Sockets that listen on ``port`` in the network namespace of ``pid``."""
     known = processes.sockets(pid) or []
     return [s for s in known if s.port == port and s.state == processes.LISTEN]
+
+
+def listens(target: Target, port: int) -> bool:
+    """Whether a process of the server, and no other one, listens there in this network
+    namespace."""
+    facts = target.facts
+    if facts.place != "local" or facts.root_pid is None:
+        return False
+    found = listeners(port, "self")
+    owners, _ = processes.holders(s.inode for s in found) if found else ([], 0)
+    return bool(owners) and set(owners) <= {p.pid for p in facts.processes}
 
 
 def addresses(host: str) -> list[str]:

@@ -6,13 +6,14 @@ from enum import Enum, auto
 from typing import Any
 
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import Assessment, ServerState
+from mmrepro.failure.documents.diagnosis import Assessment, RankLook, ServerState, Stand
+from mmrepro.live.diagnose import ranks
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
 from mmrepro.probes.data import SyscallsData
 
 MORE_STACKS = "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
-KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
+KEEP = ranks.KEEP
 
 
 class Stance(Enum):
@@ -25,7 +26,9 @@ class Stance(Enum):
 
 
 def stance(view: View) -> tuple[Stance, str]:
-    """And where."""
+    """And where. A core that waits for its workers is what they are."""
+    if (looked := ranks.look(view)) is not None and (told := _of_ranks(looked)) is not None:
+        return told
     core = view.courses(view.core_pid)
     if max((c.samples for c in core), default=0) < MIN_SAMPLES:
         return Stance.UNSEEN, ""
@@ -36,6 +39,20 @@ def stance(view: View) -> tuple[Stance, str]:
         if course.active and not course.waits and not _turns_idly(view, course):
             return Stance.MOVES, course.place
     return Stance.IDLES, _main(view, core).place
+
+
+def _of_ranks(looked: RankLook) -> tuple[Stance, str] | None:
+    """None: no core waits for a worker."""
+    if not any(rank.stand is Stand.WORKER for rank in looked.ranks):
+        return None
+    members = [rank for rank in looked.ranks if rank.kind == "worker"]
+    moving = next((rank for rank in members if rank.stand is Stand.MOVES), None)
+    if moving is not None:
+        return Stance.MOVES, moving.place
+    if any(rank.stand is Stand.UNSEEN for rank in members):
+        return Stance.UNSEEN, ""
+    first = next((rank for rank in members if rank.role in looked.odd), members[0])
+    return Stance.STANDS, f"{first.role}: {first.place}"
 
 
 def front(view: View, why: list[str]) -> Assessment:
@@ -55,6 +72,8 @@ def front(view: View, why: list[str]) -> Assessment:
 
 def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
+    if (told := ranks.silent(view, why)) is not None:
+        return told
     pid = view.core_pid
     role = view.facts.role_of(pid) or "the engine"
     courses = view.courses(pid)

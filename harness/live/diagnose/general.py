@@ -11,7 +11,7 @@ from __future__ import annotations
 from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
 from mmrepro.failure.signature.views import log_count, log_lines
-from mmrepro.live.diagnose import frozen
+from mmrepro.live.diagnose import frozen, ranks
 from mmrepro.live.diagnose.readings import BEGUN, View
 from mmrepro.probes.data import InferenceData, LogsData
 from mmrepro.traffic.evidence import Evidence
@@ -22,7 +22,8 @@ STOPPED = {"T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a t
 STANDSTILLS = frozenset({
     ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.FROZEN,
     ServerState.BLOCKED_ON_LOCK, ServerState.FRONT_FROZEN, ServerState.STARVED,
-    ServerState.NOT_RECEIVING,
+    ServerState.NOT_RECEIVING, ServerState.WORKER_STUCK, ServerState.RANK_DIVERGED,
+    ServerState.COLLECTIVE_WAITS, ServerState.KERNEL_STUCK, ServerState.TRANSFER_STUCK,
 })  # fmt: skip
 NAN_TEXT = "!"
 """Token 0 of GPT-2's and many later vocabularies: what an arg max over NaN logits gives."""
@@ -206,6 +207,8 @@ def _answered(view: View) -> Assessment | None:
             why=[f"the completion is {text!r}"],
             advice=["check the weights, the dtype and the quantisation; look for NaN or Inf"],
         )
+    if stuck := ranks.stuck_replica(view, [took]):
+        return stuck
     if late := " and ".join(view.late):
         return Assessment(
             state=ServerState.SLOW,
@@ -250,6 +253,8 @@ def _errors(view: View) -> Assessment | None:
             why=[data.error[:300], view.counted()],
             advice=["more replicas or less traffic"],
         )
+    if lost := ranks.lost(view, [data.error[:300], *_front(view), *last_words(view)]):
+        return lost
     return Assessment(
         state=ServerState.FAILING,
         sentence="It is up, but a small valid request fails: "

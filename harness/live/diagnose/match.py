@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from mmrepro.base.records import Moment
 from mmrepro.failure.documents.diagnosis import Fit, Match, ServerState, TargetFacts
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
-from mmrepro.live.diagnose import general
+from mmrepro.live.diagnose import general, ranks
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import InferenceData, LogsData
@@ -218,6 +218,13 @@ def known_hang(
     if general.assess(silent, facts).state is not ServerState.FROZEN_PYTHON:
         return None
     return next(iter(match_all(scenarios, silent, live)), None)
+
+
+def stuck_rank(evidence: Evidence, facts: TargetFacts, waited_s: float, deadline_s: float) -> bool:
+    """Whether one rank of several stands in its own code and sleeps, and no counter moves, while a
+    request has been silent for ``waited_s``."""
+    view = View(facts, _silent(evidence, waited_s, deadline_s))
+    return view.progress is False and ranks.asleep_and_stuck(view)
 
 
 def _silent(evidence: Evidence, waited_s: float, deadline_s: float) -> Evidence:

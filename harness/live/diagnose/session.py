@@ -22,11 +22,11 @@ from mmrepro.failure.documents import EVIDENCE_DIR, Incident
 from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.failure.documents.folder import discard, make_run_dir, write_incident
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
-from mmrepro.live.diagnose import classes_logged, discover, dumps, general
+from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import Target
-from mmrepro.live.diagnose.match import all_scenarios, known_hang, match_all, union
+from mmrepro.live.diagnose.match import all_scenarios, known_hang, match_all, stuck_rank, union
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeStatus, RawSink
@@ -137,6 +137,7 @@ def _look(
             else None,
             cause=classes_logged.cause_of(View(facts, evidence)),
             classes=classes(evidence, facts),
+            ranks=ranks.look(View(facts, evidence)),
             since=_since(evidence, assessment.state),
             matches=match_all(scenarios, evidence, live),
             unseen=_unseen(target, evidence),
@@ -197,11 +198,19 @@ def _decided(
         hang = known_hang(scenarios, collector.evidence, target.facts, live, waited)
         return hang.fit if hang else None
 
-    if fit() not in (Fit.MATCH, Fit.LIKELY):
+    def stuck() -> bool:
+        waits = collector.waits and lateness.share <= SHORT
+        deadline_s = collector.plan.deadline_s
+        return waits and stuck_rank(
+            collector.evidence, target.facts, collector.waited_s, deadline_s
+        )
+
+    likely = fit() in (Fit.MATCH, Fit.LIKELY)
+    if not likely and not stuck():
         return False
     collector.look_again_at_once()
     _catch_locals(collector, scenarios)
-    if fit() is not Fit.MATCH:
+    if fit() is not Fit.MATCH and not stuck():
         return False
     collector.give_up()
     return True

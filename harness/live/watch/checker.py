@@ -18,6 +18,8 @@ from mmrepro.engines import ENGINES
 from mmrepro.failure.documents.diagnosis import Certainty, NamedClass, TargetFacts
 from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose.classes import classes
+from mmrepro.live.diagnose.ranks import look
+from mmrepro.live.diagnose.readings import View
 from mmrepro.live.watch.health import Check, CheckOutcome
 from mmrepro.live.watch.processes import Growth, Processes, Seen, caches_bytes
 from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
@@ -133,7 +135,12 @@ class Checker:
             verdict, why = self._find_model() or self._ask()
         self._answers += verdict is CheckOutcome.OK
         at, classes = time.monotonic(), self._classes()
-        return Check(verdict, at, at - started, why, classes)
+        return Check(verdict, at, at - started, why, classes, self._ranks())
+
+    def _ranks(self) -> dict[str, str]:
+        facts, silence = self._processes.facts, self._processes.silence
+        seen = look(View(facts, silence)) if facts is not None and silence.probes else None
+        return {rank.role: rank.stand.value for rank in seen.ranks} if seen else {}
 
     def _classes(self) -> tuple[NamedClass, ...]:
         """Of failure, by what the last checks read and by the memory of its processes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -32,7 +33,9 @@ class CheckOutcome(StrEnum):
 class Check:
     """One check. ``at``: seconds on the monotonic clock when its result was there.
 
-    ``classes``: of failure, that this check and those shortly before it show.
+    ``classes``: of failure, that this check and those shortly before it show. ``ranks``: role of
+    each rank, and what it is at (``in-collective``, ``stands``) while the server is silent; {}: it
+    answers, or runs in one process.
     """
 
     verdict: CheckOutcome
@@ -40,6 +43,7 @@ class Check:
     seconds: float
     why: str = ""
     classes: tuple[NamedClass, ...] = ()
+    ranks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

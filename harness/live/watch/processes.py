@@ -24,8 +24,10 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.live.diagnose import discover, general
 from mmrepro.live.diagnose.classes_logged import named
+from mmrepro.live.diagnose.collect import MAX_RANKS
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.frozen import Stance, stance
+from mmrepro.live.diagnose.ranks import workers
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.watch.health import CheckOutcome
 from mmrepro.probes.base import run_probe
@@ -237,7 +239,9 @@ class Processes:
         if any(p.state in "Tt" for p in target.facts.processes):
             return CheckOutcome.SILENT, "it is stopped by a signal"
         view = View(target.facts, self.silence)
-        pids = [pid for pid in (view.core_pid, target.facts.root_pid) if pid is not None]
+        ranks = [p.pid for p in workers(target.facts)][:MAX_RANKS]
+        near = (view.core_pid, target.facts.root_pid, *ranks)
+        pids = list(dict.fromkeys(pid for pid in near if pid is not None))
         probe = StacksProbe(pids, SAMPLES, seconds / SAMPLES, locals=False, blocking_fallback=False)
         result = run_probe(probe, self._scratch, seconds, phase="check")
         self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult

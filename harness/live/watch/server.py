@@ -123,6 +123,7 @@ def state(watch: Watch) -> dict[str, Any]:
             "seconds_since_success": None if good_at is None else round(now - good_at, 1),
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
             "classes": {name.value: sure.value for name, sure in watch.classes.items()},
+            "ranks": dict(last.ranks) if last else {},
             "incidents": watch.incidents,
             "diagnosis": None if finding is None else finding.sentence,
             "incident_dir": None if finding is None else str(finding.folder or ""),
@@ -200,3 +201,9 @@ class _Metrics(Collector):
         for name in LiveClass:
             classes.add_metric([name.value], CERTAINTIES.get(found["classes"].get(name.value), 0))
         yield classes
+        ranks = GaugeMetricFamily(
+            "mmrepro_watch_rank", "1: what a rank is at while it is silent", labels=["rank", "is"]
+        )
+        for role, stand in found["ranks"].items():
+            ranks.add_metric([role, stand], 1.0)
+        yield ranks

@@ -296,3 +296,37 @@ def test_a_silent_request_that_was_cut_short_of_its_deadline_counts() -> None:
     cut = InferenceData(answered=False, status=None, seconds=4.6, deadline_s=15.0, cut=True)
     evidence = seen(GREEN, counts({}, {}, every=4.5), at_time(cut, 0.1), SPIN, HOT)
     assert told(evidence)[F.STEPS_STOPPED] is C.CERTAIN
+
+
+# ------------------------------------------------------------------ prefill and decode apart
+
+
+def transfers(*values: float, every: float = 5.0) -> list[AnyProbeResult]:
+    names = ("sglang:num_decode_transfer_queue_reqs", "sglang:generation_tokens_total")
+    return [
+        at_time(
+            MetricsData(
+                url="",
+                samples=[
+                    MetricSample(name=names[0], labels={}, value=value),
+                    MetricSample(name=names[1], labels={}, value=7.0),
+                ],
+            ),
+            n * every,
+        )
+        for n, value in enumerate(values)
+    ]
+
+
+def test_a_kv_cache_that_does_not_arrive() -> None:
+    sglang = {"engine": "sglang", "core_role": "scheduler"}
+    assert told(seen(GREEN, transfers(1, 1), SILENCE), **sglang)[F.TRANSFER_STUCK] is C.LIKELY
+    for other in (
+        seen(GREEN, transfers(1, 0), SILENCE),
+        seen(GREEN, transfers(1, 1), answer()),
+        seen(GREEN, transfers(1, 1, every=1.0), SILENCE),
+        seen(GREEN, transfers(1, 1)),  # 5 s without a request of ours
+        seen(GREEN, transfers(1, 1), SILENCE, **{LATENESS: 0.5}),
+    ):
+        assert F.TRANSFER_STUCK not in told(other, **sglang)
+    assert F.TRANSFER_STUCK in told(seen(GREEN, transfers(1, 1, 1)), **sglang)

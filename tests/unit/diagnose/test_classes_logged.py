@@ -241,3 +241,52 @@ def test_it_is_told_of_a_server_that_answers_as_well() -> None:
 
 def test_no_log_names_nothing() -> None:
     assert classes(Evidence(), target()) == []
+
+
+# ------------------------------------------------------------------ ranks
+
+
+BEAT = (
+    "(EngineCore pid=5627) INFO 11-26 00:33:50 [shm_broadcast.py:871] No available shared memory "
+    "broadcast block found in 60 seconds. This typically happens when some processes are hanging."
+)
+# Recorded: vLLM 0.32.0 with tensor parallel 2, five minutes after Worker_TP1 slept for good.
+TIMED_OUT = f"""\
+{BEAT}
+(EngineCore pid=5627) ERROR 11-26 00:37:50 [core.py:1512] EngineCore encountered a fatal error.
+(EngineCore pid=5627) ERROR 11-26 00:37:50 [core.py:1512]     raise TimeoutError
+(EngineCore pid=5627) ERROR 11-26 00:37:50 [core.py:1512] TimeoutError
+(EngineCore pid=5627) ERROR 11-26 00:37:50 [core.py:1512] TimeoutError: RPC call to execute_model \
+timed out.
+{ECHO}
+"""
+RANK_DIED = f"""\
+(EngineCore pid=5627) ERROR 11-26 00:37:50 [multiproc_executor.py:315] Worker proc VllmWorker-1 \
+died unexpectedly (exit code: -9), shutting down executor.
+{ECHO}
+"""
+
+
+def test_a_worker_that_never_answered_is_in_the_log_and_no_input_is_blamed() -> None:
+    found = named(TIMED_OUT)
+    assert found[F.WORKER_STUCK].certainty is C.LIKELY
+    assert "RPC call to execute_model timed out" in found[F.WORKER_STUCK].why[0]
+    killed = found.get(F.KILLED_BY_INPUT)
+    assert killed is None or killed.certainty is C.POSSIBLE
+    assert F.WORKER_STUCK not in named(TIMED_OUT, answer())
+
+
+def test_a_worker_that_died_is_in_the_log() -> None:
+    found = named(RANK_DIED)
+    assert found.keys() == {F.RANK_LOST}
+    assert "VllmWorker-1 died unexpectedly (exit code: -9)" in found[F.RANK_LOST].why[0]
+    assert not named(RANK_DIED, answer())
+
+
+def test_a_heartbeat_is_no_fault_while_the_server_works() -> None:
+    """vllm#43420 took the line for one."""
+    one = named(BEAT, answer())[F.HEARTBEAT_ONLY]
+    assert (one.certainty, one.why[0][:12]) == (C.CERTAIN, "1 such lines")
+    assert F.HEARTBEAT_ONLY not in named(BEAT)
+    assert F.HEARTBEAT_ONLY not in named(TIMED_OUT)
+    assert not named("(EngineCore pid=5627) INFO 11-26 00:33:50 [core.py:1] fine", answer())

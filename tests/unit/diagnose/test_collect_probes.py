@@ -52,7 +52,10 @@ def test_the_core_is_sampled_first_and_helpers_never(tmp_path: Path, told: Told)
     made._processes_round("2-", 6.0)
     _, words, options = told.probe("2-stacks")
     assert words == ([FRONT + 2, FRONT],)
-    assert told.probe("2-others")[1] == ([FRONT + 4],)
+    assert "2-others" not in told.labels
+    assert told.probe("2-ranks")[1] == ([FRONT + 4],)
+    assert told.probe("2-ranks")[2]["samples"] == collect.RANK_SAMPLES
+    assert told.seconds("2-ranks") == 6.0 + collect.RANK_S
     assert options == {
         "samples": 4,
         "interval_s": pytest.approx(2.5 / 2 / 4 / 2),
@@ -65,6 +68,7 @@ def test_the_core_is_sampled_first_and_helpers_never(tmp_path: Path, told: Told)
     quiet = {"window_s": 1.0, "use_strace": False}
     assert told.probe("2-syscalls") == ("syscalls", (FRONT + 2,), quiet)
     assert (told.seconds("2-processes"), told.seconds("2-syscalls")) == (3.0, 3.0)
+    assert told.probe(f"2-syscalls-{FRONT + 4}") == ("syscalls", (FRONT + 4,), quiet)
 
 
 def test_more_than_one_core_and_many_processes(tmp_path: Path, told: Told) -> None:
@@ -73,7 +77,10 @@ def test_more_than_one_core_and_many_processes(tmp_path: Path, told: Told) -> No
     made._processes_round()
     pids = told.probe("stacks")[1][0]
     assert pids == [FRONT + 1, FRONT, FRONT + 2, FRONT + 3]
-    assert told.probe("others")[1] == ([FRONT + 4, FRONT + 5],)
+    assert told.probe("ranks")[1] == ([FRONT + 4 + n for n in range(9)],)
+    with_more = collector(tmp_path, processes=processes("APIServer", "EngineCore", *"abcdefg"))
+    with_more._processes_round()
+    assert told.probe("others")[1] == ([FRONT + 2 + n for n in range(4)],)
     assert told.probe("others")[2]["samples"] == collect.OTHERS
     assert told.probe("stacks")[2]["native"] is True
     assert told.probe("stacks")[2]["interval_s"] == pytest.approx(2.5 / 2 / 5 / 4)
@@ -344,7 +351,7 @@ def test_a_log_of_a_process_that_has_just_started_is_its_own(tmp_path: Path) -> 
 
 def test_closing_waits_for_nothing(tmp_path: Path) -> None:
     made = collector(tmp_path)
-    assert made._pool._max_workers == 16  # every probe of a look side by side
+    assert made._pool._max_workers == 32  # every probe of a look side by side
     made.close()
     closed: list[dict[str, bool]] = []
     made._pool.shutdown = lambda **how: closed.append(how)  # type: ignore[assignment]

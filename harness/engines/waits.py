@@ -1,0 +1,250 @@
+"""Where a process of an engine stands while it waits for another one, each with its source line.
+
+A place is a function that calls another one and does not go on before that returns:
+``worker_busy_loop`` calls ``dequeue`` until it gets an order. Python frames that are called from
+there are waiting too, as long as they belong to :data:`PASSIVE`: code that runs on top of a wait (a
+signal handler, a finalizer) is none.
+
+``tests/unit/diagnose/test_waits.py`` compares each place with the installed sources of its
+releases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mmrepro.probes.data import Frame
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+
+class Wait(StrEnum):
+    """What a process waits for."""
+
+    WORK = "waits-for-work"
+    """A request, or the next order of its core."""
+    WORKER = "waits-for-worker"
+    COLLECTIVE = "in-collective"
+    STAGE = "waits-for-stage"
+    """Its neighbour in a pipeline."""
+    DEVICE = "waits-for-device"
+    TRANSFER = "waits-for-transfer"
+    """The KV cache of another server."""
+
+
+@dataclass(frozen=True)
+class WaitPlace:
+    """``function`` in ``file`` calls ``calls``.
+
+    Attributes:
+        file: the end of a path, as py-spy shortens it.
+        calls: a bare name.
+        native: ``calls`` may be a function of C, which has no Python frame.
+        releases: those whose source has it.
+        follower: it is this wait for ranks other than 0 only; rank 0, which sends, is in a
+            collective there.
+    """
+
+    wait: Wait
+    file: str
+    function: str
+    calls: str
+    native: bool = False
+    releases: SpecifierSet = SpecifierSet("")  # noqa: RUF009 - immutable
+    follower: bool = False
+
+    @property
+    def source(self) -> str:
+        """``vllm/v1/executor/multiproc_executor.py: get_response calls dequeue``."""
+        return f"{self.file}: {self.function} calls {self.calls}"
+
+    def covers(self, release: str) -> bool:
+        """Whether it is a place of ``release``; of an unknown one every place is."""
+        try:
+            return not release or self.releases.contains(Version(release), prereleases=True)
+        except InvalidVersion:
+            return True
+
+
+def _vllm(
+    wait: Wait, file: str, function: str, calls: str, releases: str = "", *, native: bool = False
+) -> WaitPlace:
+    return WaitPlace(wait, f"vllm/{file}", function, calls, native, SpecifierSet(releases))
+
+
+_EXECUTOR = "v1/executor/multiproc_executor.py"
+VLLM = (
+    _vllm(Wait.WORK, "v1/engine/core.py", "_process_input_queue", "get"),
+    _vllm(Wait.WORK, _EXECUTOR, "worker_busy_loop", "dequeue"),
+    _vllm(Wait.WORKER, _EXECUTOR, "get_response", "dequeue"),
+    # Each worker has to read an order before its block of the ring can be written again.
+    _vllm(Wait.WORKER, _EXECUTOR, "collective_rpc", "enqueue"),
+    # 0.11: a thread of its own reads the answers where several batches are on their way.
+    _vllm(Wait.WORKER, _EXECUTOR, "collective_rpc", "result", "<0.12"),
+    _vllm(Wait.WORKER, "v1/engine/core.py", "<lambda>", "result", "<0.12"),
+    _vllm(Wait.WORKER, "v1/engine/core.py", "step_with_batch_queue", "result", ">=0.12"),
+    _vllm(Wait.WORKER, "v1/executor/ray_utils.py", "result", "get", ">=0.12"),
+    _vllm(Wait.WORKER, "v1/executor/ray_executor.py", "collective_rpc", "get", ">=0.12"),
+    # The data parallel cores of one server step together.
+    _vllm(Wait.COLLECTIVE, "config/parallel.py", "has_unfinished_dp", "all_reduce"),
+    _vllm(Wait.STAGE, "v1/worker/gpu_worker.py", "execute_model", "recv_tensor_dict", "<0.19"),
+    _vllm(Wait.STAGE, "v1/worker/gpu_worker.py", "wait_for_comm", "wait", ">=0.19", native=True),
+    _vllm(Wait.DEVICE, "v1/worker/gpu_model_runner.py", "get_output", "synchronize", native=True),
+)
+"""vLLM 0.11 to 0.32."""
+
+_SRT = "sglang/srt"
+_RECEIVER = f"{_SRT}/managers/scheduler_components/request_receiver.py"
+SGLANG = (
+    WaitPlace(
+        Wait.WORK, f"{_SRT}/managers/scheduler.py", "recv_requests", "broadcast_pyobj",
+        releases=SpecifierSet("<0.5.10"), follower=True,
+    ),
+    WaitPlace(
+        Wait.WORK, _RECEIVER, "_broadcast_reqs_across_ranks", "broadcast_pyobj",
+        releases=SpecifierSet(">=0.5.17"), follower=True,
+    ),
+    WaitPlace(
+        Wait.WORK, _RECEIVER, "_broadcast_reqs_across_ranks", "attn_cp_tp_broadcast_pyobj",
+        releases=SpecifierSet(">=0.5.23"), follower=True,
+    ),
+    WaitPlace(
+        Wait.STAGE, _RECEIVER, "_pull_raw_reqs", "point_to_point_pyobj",
+        releases=SpecifierSet(">=0.5.17"),
+    ),
+    WaitPlace(
+        Wait.DEVICE, f"{_SRT}/managers/scheduler_output_processor_mixin.py",
+        "process_batch_result_decode", "synchronize", releases=SpecifierSet("<0.5.10"),
+    ),
+    WaitPlace(
+        Wait.DEVICE, f"{_SRT}/managers/scheduler_components/batch_result_processor.py",
+        "process_batch_result_decode", "synchronize", releases=SpecifierSet(">=0.5.17"),
+    ),
+)  # fmt: skip
+"""SGLang 0.5.6 to 0.5.23."""
+
+_PYTORCH = "lmdeploy/pytorch/engine"
+LMDEPLOY = (
+    WaitPlace(
+        Wait.WORK, f"{_PYTORCH}/model_agent.py", "_broadcast_inputs", "broadcast_object_list",
+        releases=SpecifierSet("<0.7"), follower=True,
+    ),
+    WaitPlace(
+        Wait.WORKER, f"{_PYTORCH}/executor/mp_executor.py", "collective_rpc", "receive",
+        releases=SpecifierSet(">=0.8"),
+    ),
+    WaitPlace(
+        Wait.WORKER, f"{_PYTORCH}/executor/ray_executor.py", "collective_rpc", "get",
+        releases=SpecifierSet(">=0.8"),
+    ),
+)  # fmt: skip
+"""LMDeploy 0.6.4 and 0.18.0. Its workers wait in an event loop, which names no order."""
+
+PLACES: Mapping[str, tuple[WaitPlace, ...]] = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "lmdeploy": LMDEPLOY,
+}
+"""By the engine's name."""
+
+PASSIVE = re.compile(
+    r"(?:^|/)(?:threading|queue|selectors|contextlib|asyncio/\w+|concurrent/futures/\w+"
+    r"|multiprocessing/(?:connection|synchronize|popen_\w+)|zmq/[\w/]+|ray/[\w/]+"
+    r"|shm_broadcast|torch/_ops|torch/distributed/\w+|torch/cuda/streams|torch/utils/_contextlib"
+    r"|uvloop/\w+)\.py$"
+)
+"""Files whose functions wait for their caller."""
+
+COLLECTIVES = frozenset({
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gatherv", "all_reduce",
+    "all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object",
+    "broadcast_object_list", "broadcast_tensor_dict", "combine", "dispatch", "gather",
+    "gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatterv", "scatter",
+})  # fmt: skip
+STAGES = frozenset({
+    "irecv_tensor_dict", "isend_tensor_dict", "recv", "recv_object", "recv_tensor_dict", "send",
+    "send_object", "send_tensor_dict",
+})  # fmt: skip
+COMMUNICATION = re.compile(
+    r"(?:^|/)(?:torch/distributed/\w+|(?:vllm|sglang/srt)/distributed/(?!kv_transfer)[\w/]+"
+    r"|lmdeploy/pytorch/distributed)\.py$"
+)
+"""Files of collective operations, between the ranks of one server."""
+COMPILERS = re.compile(
+    r"(?:^|/)(?:torch/_dynamo/convert_frame|torch/_inductor/(?:cpp_builder|cpu_vec_isa)"
+    r"|triton/compiler/\w+|triton/runtime/build|flashinfer/jit/[\w/]+)\.py$"
+)
+"""On the stack of who compiles a kernel, which takes seconds in one place, and ends."""
+_DEVICE = re.compile(r"(?:^|/)torch/(?:cuda|xpu|npu|accelerator)/\w+\.py$")
+_KV = re.compile(r"(?:^|/)(?:kv_connector|kv_transfer|disaggregation)/[\w/]+\.py$")
+_KV_WAITS = frozenset({"wait_for_layer_load", "wait_for_save"})
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What the innermost frames of a stack wait for.
+
+    Attributes:
+        what: ``all_reduce``, or the function that waits.
+        caller: the frame that asked for it.
+        source: of the table's place; "" where the operation itself names it.
+    """
+
+    wait: Wait
+    what: str
+    caller: Frame
+    source: str = ""
+
+
+def waiting(
+    frames: Sequence[Frame], places: Sequence[WaitPlace], release: str = "", *, leader: bool = False
+) -> Waiting | None:
+    """What a thread with these Python ``frames``, innermost first, waits for; None: nothing known.
+
+    ``leader``: whether it is rank 0 of its group.
+    """
+    helpers = {place.calls for place in places}
+    operation: tuple[Wait, str] | None = None
+    inner: Frame | None = None
+    for frame in frames:
+        for place in places:
+            if _is(place, frame, inner) and place.covers(release):
+                wait = Wait.COLLECTIVE if place.follower and leader else place.wait
+                return Waiting(
+                    wait, operation[1] if operation else place.calls, frame, place.source
+                )
+        operation = operation or _operation(frame)
+        if not (_within(frame) or (operation is not None and frame.name in helpers)):
+            return None if operation is None else Waiting(*operation, frame)
+        inner = frame
+    return None if operation is None else Waiting(*operation, frames[-1])
+
+
+def _within(frame: Frame) -> bool:
+    """Whether a wait goes on through this frame."""
+    return any(files.search(frame.file) for files in (COMMUNICATION, PASSIVE, _DEVICE, _KV))
+
+
+def _is(place: WaitPlace, frame: Frame, inner: Frame | None) -> bool:
+    if frame.name != place.function or not frame.file.endswith(place.file):
+        return False
+    return place.native if inner is None else inner.name == place.calls
+
+
+def _operation(frame: Frame) -> tuple[Wait, str] | None:
+    """The wait that a frame's function is by its name, and that name."""
+    name = frame.name
+    if COMMUNICATION.search(frame.file):
+        if name in COLLECTIVES:
+            return Wait.COLLECTIVE, name
+        if name in STAGES:
+            return Wait.STAGE, name
+    if _DEVICE.search(frame.file) and name == "synchronize":
+        return Wait.DEVICE, name
+    if _KV.search(frame.file) and name in _KV_WAITS:
+        return Wait.TRANSFER, name
+    return None

@@ -1,0 +1,625 @@
+"""A server of several processes: what each rank is at, who differs, who waits for whom. Pure.
+
+A worker that waits for its next order has nothing to do; a core that waits for a worker has handed
+a step out. Which wait a stack is, :mod:`mmrepro.engines.waits` knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+from mmrepro.engines import ENGINES
+from mmrepro.engines.waits import COMPILERS, PLACES, Wait, Waiting, waiting
+from mmrepro.failure.documents.diagnosis import (
+    Assessment,
+    Rank,
+    RankEdge,
+    RankLook,
+    ServerState,
+    Stand,
+    TargetFacts,
+    TargetProcess,
+)
+from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
+from mmrepro.probes.data import FlightData, Frame, LogsData, RasData
+
+LABEL = re.compile(r"(?:^|_)(ATTN_CP|MOE_DP|DCP|PCP|DP|PP|TP|EP)(\d+)(?=_|$)")
+"""In vLLM's titles (``Worker_DP0_PP1_TP0_EP3``, ``EngineCore_DP1``; v1/executor/
+multiproc_executor.py, v1/engine/core.py) and SGLang's (``scheduler_DP0_TP1``;
+srt/managers/scheduler.py)."""
+SIZES = {
+    "TP": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp"),
+    "PP": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp"),
+    "DP": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
+}
+ELSEWHERE = (
+    "--nnodes", "--node-rank", "--data-parallel-size-local", "--headless",
+    "--distributed-executor-backend", "--enable-dp-attention",
+)  # fmt: skip
+"""With these options not every rank is a process below this server."""
+ASLEEP = frozenset({
+    "futex", "clock_nanosleep", "nanosleep", "pause", "rt_sigtimedwait", "rt_sigsuspend",
+    "sched_yield",
+})  # fmt: skip
+"""System calls of a thread that waits for no input or output: such a wait does not end by itself
+because a disk or a network is slow."""
+SHOWN = 4
+AWAKE_PCT = 5.0
+KINDS: Sequence[tuple[str, Literal["coordinator", "detokenizer"]]] = (
+    ("DPCoordinator", "coordinator"),
+    ("data_parallel_controller", "coordinator"),
+    ("detokenizer", "detokenizer"),
+)
+KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
+EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
+_VERB = re.compile(r"^(wait|stand|move)s\b")
+_WAITS = {wait: Stand(wait.value) for wait in Wait}
+
+
+def labels(role: str) -> dict[str, int]:
+    """``{"PP": 1, "TP": 0}`` of ``Worker_PP1_TP0``."""
+    return {name: int(number) for name, number in LABEL.findall(role)}
+
+
+def is_worker(facts: TargetFacts, role: str) -> bool:
+    """Whether a process of this role only runs the model, beside its core."""
+    engine = ENGINES.get(facts.engine)
+    prefix = engine.worker_role if engine is not None else ""
+    return bool(prefix) and role.startswith(prefix)
+
+
+def workers(facts: TargetFacts) -> list[TargetProcess]:
+    """The processes that run the model, where they are several or not the core itself."""
+    own = [p for p in facts.processes if is_worker(facts, p.role)]
+    return own or (facts.cores if len(facts.cores) > 1 else [])
+
+
+def expected(facts: TargetFacts) -> dict[str, int]:
+    """Sizes of the groups that the command line asks for; {}: it says nothing, or some ranks are
+    not processes of this server."""
+    words = [part for word in facts.command for part in word.split("=", 1)]
+    if any(word in ELSEWHERE for word in words):
+        return {}
+    sizes = {}
+    for group, names in SIZES.items():
+        for name, value in pairwise(words):
+            if name in names and value.isdigit() and int(value) > 1:
+                sizes[group] = int(value)
+    return sizes
+
+
+def look(view: View) -> RankLook | None:
+    """All processes side by side; None: one process runs the model."""
+    running = workers(view.facts)
+    sizes = expected(view.facts)
+    if not running and not sizes:
+        return None
+    if not running and not view.facts.cores:
+        return None
+    known = [_rank(view, p, running) for p in view.facts.processes]
+    ranks = [rank for rank in known if rank is not None]
+    members = [rank for rank in ranks if rank.kind == "worker"]
+    ranks += _missing(view, members, sizes)
+    members = [rank for rank in ranks if rank.kind == "worker"]
+    odd = _odd(members)
+    return RankLook(
+        ranks=ranks,
+        groups=_groups(members),
+        odd=[rank.role for rank in odd],
+        edges=_edges(ranks, odd),
+    )
+
+
+# ------------------------------------------------------------------ one process
+
+
+def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) -> Rank | None:
+    facts, engine = view.facts, ENGINES.get(view.facts.engine)
+    kind: Literal["front", "core", "worker", "coordinator", "detokenizer"]
+    if process in running:
+        kind = "worker"
+    elif process in facts.cores:
+        kind = "core"
+    elif process.pid == facts.root_pid:
+        kind = "front"
+    elif other := next((one for name, one in KINDS if name in process.role), None):
+        kind = other
+    else:
+        return None
+    use = view.use(process.pid)
+    rank = Rank(
+        pid=process.pid,
+        role=process.role,
+        kind=kind,
+        labels=labels(process.role),
+        under=process.ppid,
+        state=process.state,
+        cpu_pct=None if use is None else round(use.cpu_pct, 1),
+    )
+    if process.state in "ZX":
+        return rank.model_copy(update={"stand": Stand.GONE})
+    if process.state in "Tt":
+        return rank.model_copy(update={"stand": Stand.STOPPED})
+    courses = view.courses(process.pid)
+    if engine is None or not courses or max(c.samples for c in courses) < MIN_SAMPLES:
+        return rank
+    group = {name: number for name, number in rank.labels.items() if name != "DP"}
+    leader = kind != "worker" or not any(group.values())
+    read = [_at(view, course, leader=leader) for course in courses]
+    course, stand, wait = _telling(courses, read)
+    if kind not in ("core", "worker") and (course.waits or not course.active):
+        stand = Stand.WORK  # an event loop: what it waits for has no name
+    calls = view.waits(process.pid)
+    frames = _python(course.stacks[-1].frames)
+    fallback = frames[0] if frames else None
+    return rank.model_copy(
+        update={
+            "stand": stand,
+            "what": wait.what if wait else (fallback.name if fallback else ""),
+            "place": where(wait.caller) if wait else course.place,
+            "source": wait.source if wait else "",
+            "thread": course.name,
+            "samples": course.samples,
+            "call": calls.get(course.tid or 0, ""),
+            "course": [_short(view, stack.frames, leader=leader) for stack in course.stacks],
+        }
+    )
+
+
+Read = tuple[Stand, Waiting | None]
+
+
+def _at(view: View, course: Course, *, leader: bool) -> Read:
+    """What one thread is at over all its samples."""
+    idle = frozenset(ENGINES[view.facts.engine].idle_loops)
+    waits = [_waiting(view, stack.frames, leader=leader) for stack in course.stacks]
+    if course.turning in idle or any(bare(s.frames[0]) in idle for s in course.stacks if s.frames):
+        return Stand.WORK, None
+    kinds = {wait.wait if wait else None for wait in waits}
+    last = waits[-1]
+    if len(kinds) == 1 and last is not None:
+        moved = len({(w.what, where(w.caller)) for w in waits if w}) > 1
+        moves = moved and last.wait is not Wait.WORK
+        return (Stand.MOVES if moves else _WAITS[last.wait]), last
+    compiles = any(COMPILERS.search(f.file) for stack in course.stacks for f in stack.frames)
+    if kinds == {None} and course.stays and not compiles:
+        return Stand.STANDS, None
+    return Stand.MOVES, last
+
+
+def _telling(
+    courses: Sequence[Course], read: Sequence[Read]
+) -> tuple[Course, Stand, Waiting | None]:
+    """The thread that tells what the process is at: the main one, else one that does not merely
+    wait while that waits for work."""
+    pairs = list(zip(courses, read, strict=True))
+    course, (stand, wait) = next((p for p in pairs if p[0].name == "MainThread"), pairs[0])
+    if stand is not Stand.WORK:
+        return course, stand, wait
+    for other, (at, why) in pairs:
+        device = at in (Stand.DEVICE, Stand.COLLECTIVE, Stand.STAGE, Stand.TRANSFER)
+        busy = at is Stand.STANDS and not other.waits
+        if other is not course and (device or busy):
+            return other, at, why
+    return course, stand, wait
+
+
+def _waiting(view: View, frames: Sequence[Frame], *, leader: bool) -> Waiting | None:
+    places = PLACES.get(view.facts.engine, ())
+    return waiting(_python(frames), places, view.facts.release, leader=leader)
+
+
+def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
+    """A sample in a word or two: for a lane."""
+    if wait := _waiting(view, frames, leader=leader):
+        return "work" if wait.wait is Wait.WORK else wait.what
+    own = _python(frames)
+    return own[0].name if own else ""
+
+
+# ------------------------------------------------------------------ all of them
+
+
+def _missing(view: View, members: Sequence[Rank], sizes: dict[str, int]) -> list[Rank]:
+    """The ranks that the command line asks for and that are no process."""
+    facts = view.facts
+    engine = ENGINES.get(facts.engine)
+    if engine is None or not sizes or not members or facts.listening is False:
+        return []
+    prefix = engine.worker_role or engine.core_role
+    wanted: list[dict[str, int]] = [{}]
+    for name in ("DP", "PP", "TP"):
+        wanted = [one | {name: n} for one in wanted for n in range(sizes[name])] if (
+            name in sizes
+        ) else wanted  # fmt: skip
+    there = [{k: v for k, v in rank.labels.items() if k in sizes} for rank in members]
+    if any(set(one) != set(sizes) for one in there):
+        return []  # titles that name other groups: nothing can be counted
+    lost = [one for one in wanted if one not in there]
+    return [
+        Rank(
+            role="_".join([prefix, *(f"{k}{v}" for k, v in one.items())]),
+            kind="worker",
+            labels=one,
+            stand=Stand.GONE,
+        )
+        for one in lost
+    ]
+
+
+def _groups(members: Sequence[Rank]) -> list[str]:
+    by: dict[str, list[Rank]] = {}
+    for rank in members:
+        by.setdefault(rank.words, []).append(rank)
+    ranked = sorted(by.values(), key=lambda ranks: -len(ranks))
+    return [
+        f"{len(ranks)} {_words(ranks[0], len(ranks))}: {', '.join(r.role for r in ranks)}"
+        for ranks in ranked
+    ]
+
+
+def _odd(members: Sequence[Rank]) -> list[Rank]:
+    """Those that differ: gone, stopped, or in their own code while others wait; else the smaller
+    part, where ranks are at different places."""
+    for stand in (Stand.GONE, Stand.STOPPED, Stand.STANDS):
+        odd = [rank for rank in members if rank.stand is stand]
+        if odd and len(odd) < len(members):
+            return odd
+    seen = [rank for rank in members if rank.stand is not Stand.UNSEEN]
+    places = Counter((rank.stand, rank.what, rank.place) for rank in seen)
+    if len(places) < 2 or any(rank.stand is Stand.MOVES for rank in seen):
+        return []
+    idle = [rank for rank in seen if rank.stand is Stand.WORK]
+    if idle and len(idle) < len(seen):
+        rest = [rank for rank in seen if rank not in idle]
+        return idle if len(idle) <= len(rest) else rest
+    least = min(places.values())
+    odd = [r for r in seen if places[(r.stand, r.what, r.place)] == least]
+    return odd if len(odd) < len(seen) else []
+
+
+def _edges(ranks: Sequence[Rank], odd: Sequence[Rank]) -> list[RankEdge]:
+    """The core waits for its workers, and ranks in a collective for those that are not in it."""
+    edges = []
+    members = [rank for rank in ranks if rank.kind == "worker"]
+    for core in [rank for rank in ranks if rank.stand is Stand.WORKER]:
+        below = [m for m in members if m.under in (core.pid, None)] or members
+        awaited = [m for m in below if m in odd] or below
+        edges += [RankEdge(waiter=core.role, awaited=m.role, why="its answer") for m in awaited]
+    for rank in members:
+        if rank.stand in (Stand.COLLECTIVE, Stand.STAGE):
+            edges += [
+                RankEdge(waiter=rank.role, awaited=one.role, why=rank.what)
+                for one in odd
+                if one is not rank
+            ]
+    return edges
+
+
+# ------------------------------------------------------------------ NCCL's own word
+
+
+def behind(view: View) -> tuple[list[str], list[str]]:
+    """Roles of the ranks that have launched fewer operations than the rest of a communicator, in
+    the same way in two reports of NCCL's RAS service, and what the last report says."""
+    reports = [data for _, data in view.evidence.results(RasData, "check")]
+    if not reports:
+        return [], []
+    last, roles = reports[-1], _roles_by_pid(view.facts)
+    lines = [f"NCCL: {text}" for text in last.troubles[:6]]
+    for rank in [r for r in last.ranks if r.missing][:6]:
+        how = "is considered dead" if rank.dead else "gives no data"
+        who = roles.get(rank.pid, f"process {rank.pid}")
+        lines.append(f"NCCL: {who} (rank {rank.rank}) {how}")
+    counts = [_lagging(one, roles) for one in reports]
+    stable = counts[-1] if len(counts) > 1 and counts[-1] == counts[0] else {}
+    lines += [f"NCCL: {role} {text}" for role, text in stable.items()]
+    return list(stable), lines
+
+
+def flight(view: View) -> list[str]:
+    """Who entered the last collective operation of a group and who did not, by PyTorch's Flight
+    Recorder. A group of one file says nothing."""
+    ranks = [r for _, d in view.evidence.results(FlightData, "check") for r in d.ranks]
+    lines = []
+    for group in dict.fromkeys(name for rank in ranks for name in rank.entered):
+        members = [rank for rank in ranks if group in rank.entered]
+        top = max(rank.entered[group] for rank in members)
+        late = [rank for rank in members if rank.entered[group] < top]
+        first = next(rank for rank in members if rank.entered[group] == top)
+        if late and len(members) > 1:
+            entered = [str(rank.rank) for rank in members if rank not in late]
+            lines.append(
+                f"Flight Recorder: in group {group} rank {', '.join(entered)} entered "
+                f"{first.operation[group]} (number {top}), rank "
+                f"{', '.join(f'{r.rank} (at {r.entered[group]})' for r in late)} did not"
+            )
+    return lines[:6]
+
+
+def _roles_by_pid(facts: TargetFacts) -> dict[int, str]:
+    return {n: p.role for p in facts.processes for n in (p.inner_pid, p.pid) if n is not None}
+
+
+def _lagging(report: RasData, roles: dict[int, str]) -> dict[str, str]:
+    """Role: what it has launched, of the ranks that are behind the most of their communicator."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(rank.communicator for rank in report.ranks):
+        ranks = [r for r in report.ranks if r.communicator == name and not r.missing]
+        whole = report.form == "json" and len(ranks) > 1
+        for kind in sorted({kind for rank in ranks for kind in rank.counts}):
+            most = Counter(rank.counts.get(kind, 0) for rank in ranks) if whole else Counter(
+                report.launched.get(name, {})
+            )  # fmt: skip
+            top = max(most, default=0)
+            for rank in ranks:
+                at = rank.counts.get(kind, 0)
+                if at < top and most[at] < most[top] and rank.pid in roles:
+                    what = "operations" if kind == "all" else kind
+                    found[roles[rank.pid]] = f"has launched {at} {what}, {most[top]} others {top}"
+    return found
+
+
+# ------------------------------------------------------------------ what is wrong
+
+
+def silent(view: View, why: Sequence[str]) -> Assessment | None:
+    """What a server of several ranks is, while it makes no progress; None: its ranks do not tell.
+
+    Fires where a core waits for a worker, or where the cores themselves are the ranks.
+    """
+    seen = look(view)
+    if seen is None:
+        return None
+    cores = [rank for rank in seen.ranks if rank.kind == "core"]
+    members = [rank for rank in seen.ranks if rank.kind == "worker"]
+    waiting_cores = [rank for rank in cores if rank.stand is Stand.WORKER]
+    if cores and not waiting_cores and not any(m.stand is Stand.GONE for m in members):
+        return None
+    if waiting_cores:
+        below = [m for m in members if m.under in [c.pid for c in waiting_cores] or m.pid is None]
+        members = below or members
+    if not members:
+        return None
+    return _verdict(view, [*why, *_observed(seen)], members, waiting_cores)
+
+
+def _verdict(
+    view: View, why: list[str], members: list[Rank], cores: list[Rank]
+) -> Assessment | None:
+    odd = _odd(members)
+    lagging, said = behind(view)
+    why = [*why, *said, *flight(view)]
+    waits = f"{cores[0].role} waits for its answer" if cores else "the other ranks wait for it"
+    by = {stand: [m for m in members if m.stand is stand] for stand in Stand}
+    if by[Stand.GONE]:
+        return _lost(view, why, by[Stand.GONE])
+    if stuck := by[Stand.STANDS]:
+        first = stuck[0]
+        where_ = "" if len(stuck) < len(members) or len(stuck) == 1 else ", like every other rank"
+        held = [m for m in members if m.stand in (Stand.COLLECTIVE, Stand.STAGE)]
+        others = f", and {names(held)} for it in {held[0].what}" if held else ""
+        return _state(
+            view,
+            ServerState.WORKER_STUCK,
+            f"{first.role} is stuck in {first.place}{where_}; {waits}{others}.",
+            why,
+            first,
+            "the frames name what it waits for or computes; restart the whole server: "
+            "one rank cannot be replaced",
+        )
+    if by[Stand.MOVES]:
+        first = by[Stand.MOVES][0]
+        return _state(
+            view,
+            ServerState.SLOW,
+            f"{first.role} computes (its stack moves: now {first.place}), but nothing was finished "
+            "while it was watched.",
+            why,
+            first,
+            "diagnose again with a longer --deadline: if nothing ever ends, it loops",
+        )
+    if any(m.stand in (Stand.UNSEEN, Stand.STOPPED) for m in members):
+        return _unseen(why, cores)
+    if by[Stand.TRANSFER]:
+        first = by[Stand.TRANSFER][0]
+        return _state(
+            view,
+            ServerState.TRANSFER_STUCK,
+            f"{first.role} waits for a KV cache in {first.what}, which does not arrive.",
+            why,
+            first,
+            "diagnose the other server of the pair as well",
+        )
+    late = [m for m in members if m.role in lagging]
+    held = [*by[Stand.DEVICE], *by[Stand.COLLECTIVE], *by[Stand.STAGE]]
+    if late and len(late) < len(members) == len(held):
+        rest = [m for m in members if m not in late]
+        return _state(
+            view,
+            ServerState.RANK_DIVERGED,
+            f"The ranks have diverged: {names(late)} never launched the operation that "
+            f"{names(rest)} {'waits' if len(rest) == 1 else 'wait'} for, by NCCL's own counts.",
+            why,
+            late[0],
+            "the log of that rank tells what it did last; restart the whole server",
+        )
+    if len(by[Stand.DEVICE]) == len(members):
+        first = members[0]
+        return _state(
+            view,
+            ServerState.KERNEL_STUCK,
+            f"Every rank waits for its device ({first.what}): a kernel does not end.",
+            why,
+            first,
+            "look for Xid lines in the kernel's log, and at NCCL's own report",
+        )
+    if not odd and all(m.stand in (Stand.COLLECTIVE, Stand.STAGE) for m in members):
+        first = members[0]
+        return _state(
+            view,
+            ServerState.COLLECTIVE_WAITS,
+            f"All {len(members)} ranks wait in {first.what} ({first.place}): it does not end.",
+            why,
+            first,
+            "what carries it is at fault: the network, NCCL, or a rank elsewhere",
+        )
+    if all(m.stand is Stand.WORK for m in members) and not cores:
+        return None
+    rest = [m for m in members if m not in odd] or members
+    sentence = f"The ranks have diverged: {names(rest)} {_plural(rest)}"
+    if odd:
+        sentence += f", and {names(odd)} {_plural(odd)}: it is not part of that step"
+    elif cores:
+        sentence += f", while {cores[0].role} waits for an answer of theirs"
+    return _state(
+        view,
+        ServerState.RANK_DIVERGED,
+        sentence + ".",
+        why,
+        (odd or rest)[0],
+        "the log of that rank tells what it did last; restart the whole server",
+    )
+
+
+def lost(view: View, why: Sequence[str]) -> Assessment | None:
+    """Of a server that fails: a worker process is gone; None: none is known to be."""
+    seen = look(view)
+    gone = [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.GONE] if seen else []
+    return _lost(view, list(why), gone) if gone else None
+
+
+def _lost(view: View, why: list[str], gone: Sequence[Rank]) -> Assessment:
+    return _state(
+        view,
+        ServerState.RANK_LOST,
+        f"{names(gone)} {'is' if len(gone) == 1 else 'are'} gone, while the rest of the server "
+        "runs.",
+        why,
+        gone[0],
+        "its log, and dmesg, tell what ended it; the server does not recover",
+    )
+
+
+def _plural(ranks: Sequence[Rank]) -> str:
+    """``is in all_reduce``, ``are in all_reduce``, ``waits for work``, ``wait for work``."""
+    words = _words(ranks[0], len(ranks))
+    return f"{'is' if len(ranks) == 1 else 'are'} {words}" if words.startswith("in ") else words
+
+
+def _words(rank: Rank, count: int) -> str:
+    return rank.words if count == 1 else _VERB.sub(r"\1", rank.words, count=1)
+
+
+def _unseen(why: list[str], cores: list[Rank]) -> Assessment | None:
+    if not cores:
+        return None
+    return Assessment(
+        state=ServerState.FROZEN,
+        sentence=f"{cores[0].role} has handed a step out and waits for a worker; what the workers "
+        "are at could not be read.",
+        why=why,
+        process=cores[0].role,
+        advice=[KEEP, "run mmrepro as root, or with CAP_SYS_PTRACE, to see their frames"],
+    )
+
+
+def names(ranks: Sequence[Rank]) -> str:
+    """``Worker_TP0, Worker_TP1``; of many the first and how many more."""
+    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
+    return ", ".join(rank.role for rank in ranks[:SHOWN]) + more
+
+
+def _observed(seen: RankLook) -> list[str]:
+    lines = list(seen.groups)
+    lines += [f"{e.waiter} waits for {e.awaited}: {e.why}" for e in seen.edges[:6]]
+    sources = dict.fromkeys(f"{r.role} stands at {r.source}" for r in seen.ranks if r.source)
+    return [*lines, *list(sources)[:4]]
+
+
+def _state(
+    view: View, state: ServerState, sentence: str, why: list[str], rank: Rank, advice: str
+) -> Assessment:
+    course = next((c for c in view.courses(rank.pid) if c.name == rank.thread), None)
+    stack: dict[str, Any] = {}
+    if course is not None:
+        stack = {
+            "thread": course.name,
+            "frames": course.frames,
+            "seen": course.samples,
+            "samples": course.samples + course.torn,
+        }
+    why = [*why, *_logged(view, rank)]
+    cpu = [] if rank.cpu_pct is None else [f"{rank.role} uses {rank.cpu_pct:.0f} % of a core"]
+    call = [f"its thread waits in the system call {rank.call}"] if rank.call else []
+    return Assessment(
+        state=state,
+        sentence=sentence,
+        why=[*why, *cpu, *call],
+        process=rank.role,
+        advice=[KEEP, advice],
+        **stack,
+    )
+
+
+def _logged(view: View, rank: Rank) -> list[str]:
+    """The first error of that rank in the log, its exception where it has one."""
+    for _, data in view.evidence.results(LogsData, partial=True):
+        own = [line for line in data.errors if line.process.partition(" ")[0] == rank.role]
+        raised = (one for one in own if EXCEPTION.match(one.text))
+        if line := next(raised, own[0] if own else None):
+            return [f"first error of {rank.role} in the log, at {line.time}: {line.text[:200]}"]
+    return []
+
+
+def asleep_and_stuck(view: View) -> bool:
+    """Whether a rank stands in its own code, asleep and outside of input and output, while its core
+    waits for it: what does not end by itself, however short the silence."""
+    found = silent(view, [])
+    if found is None or found.state is not ServerState.WORKER_STUCK:
+        return False
+    seen = look(view)
+    stuck = (
+        [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.STANDS] if seen else []
+    )
+    return all(_asleep(rank) for rank in stuck)
+
+
+def _asleep(rank: Rank) -> bool:
+    return rank.call in ASLEEP and rank.cpu_pct is not None and rank.cpu_pct < AWAKE_PCT
+
+
+def replicas(facts: TargetFacts) -> bool:
+    """Whether several replicas of the model answer at this address."""
+    return len({labels(p.role).get("DP") for p in facts.cores}) > 1
+
+
+def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
+    """A replica that is stuck while another one answers: a core that stands in its own code and
+    sleeps, or that waits for a worker which does."""
+    seen = look(view) if replicas(view.facts) else None
+    if seen is None:
+        return None
+    cores = {p.pid for p in view.facts.cores}
+    stuck = [
+        rank
+        for rank in seen.ranks
+        if rank.kind == "worker" and rank.stand is Stand.STANDS and _asleep(rank)
+        and (rank.pid in cores or any(e.awaited == rank.role for e in seen.edges))
+    ]  # fmt: skip
+    if not stuck:
+        return None
+    return _state(
+        view,
+        ServerState.WORKER_STUCK,
+        f"{stuck[0].role} is stuck in {stuck[0].place}, while another replica answers: requests "
+        "that reach it do not get an answer.",
+        [*why, *_observed(seen)],
+        stuck[0],
+        "take this server out of the load balancer, and restart it",
+    )

@@ -1,0 +1,234 @@
+"""NCCL's own report of its ranks (RAS, NCCL 2.24 and later): read only, loopback only, 2 s at most.
+
+The library listens on localhost:28028 in every process that uses it, and answers with the state of
+all ranks of the job: text, and from 2.28.7 on JSON (NCCL user guide, "RAS"; src/ras/client.cc and
+client_support.cc of NCCL's repository). Of the commands only ``CLIENT PROTOCOL``, ``SET FORMAT``,
+``TIMEOUT`` and ``VERBOSE STATUS`` are sent: none changes anything.
+
+Alone::
+
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.ras import RasProbe
+    print(run_probe(RasProbe(), Path("evidence"), 2).data)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from typing import Any, Self
+
+from mmrepro.base.text.sanitize import one_line
+from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
+from mmrepro.probes.data import NcclRank, RasData
+
+PORT = 28028
+PROTOCOL = 2
+"""NCCL_RAS_CLIENT_PROTOCOL of src/include/ras.h. The server answers with its own."""
+MOST_S = 2.0
+MAX_BYTES = 8 << 20
+MAX_LINE = 512
+MAX_RANKS = 4096
+MAX_COUNT = 1 << 62
+_GREETING = re.compile(rb"SERVER PROTOCOL (\d{1,6})\s*$", re.IGNORECASE)
+_COMM = re.compile(r"^\s*#\d+-\d+ \((?P<hash>[0-9a-f]{1,16})\) (?P<what>[A-Z,]+)\s*$")
+_GROUP = re.compile(
+    r"^\s*(?P<count>\d+) ranks? (?:have|has) launched up to operation (?P<at>\d+)\s*$"
+)
+_MEMBER = re.compile(
+    r"^\s*Rank (?P<rank>\d+) -- GPU \d+ managed by process (?P<pid>\d+) on node (?P<host>\S{1,64})"
+)
+_PROCESS = re.compile(r"^\s*Process (?P<pid>\d+) on node (?P<host>\S{1,64}) managing GPU")
+_TROUBLE = re.compile(
+    r"^\s*(?:(?:INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR)\b|Missing |The missing |\d+ job process"
+    r"|Communicator ranks have different|Encountered )"
+)
+
+
+class NotNccl(ValueError):
+    """What answered is no RAS service, or its answer is no whole one."""
+
+
+class RasProbe(Probe[RasData]):
+    """One report. Connects to 127.0.0.1 and to no other address."""
+
+    name = "nccl-ras"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls()
+
+    def __init__(self, port: int = PORT) -> None:
+        self.port = port
+
+    def collect(self, sink: RawSink, deadline: float) -> RasData:
+        """Raises Unavailable where no RAS service answers, TimedOut where it does not in time."""
+        end = min(deadline, time.monotonic() + MOST_S)
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), _left(end)) as connection:
+                talk = _Talk(connection, end)
+                talk.send(f"CLIENT PROTOCOL {PROTOCOL}")
+                match = _GREETING.match(talk.line())
+                if match is None:
+                    raise NotNccl("it does not greet as NCCL does")
+                talk.send("TIMEOUT 1")
+                talk.line()
+                talk.send("SET FORMAT json")
+                as_json = talk.line().strip().upper() == b"OK"
+                talk.send("VERBOSE STATUS")
+                raw = talk.rest()
+        except TimeoutError as late:
+            raise TimedOut(f"no whole answer on port {self.port} in {MOST_S:g} s") from late
+        except (OSError, NotNccl) as error:
+            raise Unavailable(f"no RAS service of NCCL on port {self.port}: {error}") from error
+        text = raw.decode("utf-8", "replace")
+        sink.write("nccl-ras." + ("json" if as_json else "txt"), text)
+        try:
+            data = read_json(text) if as_json else read_text(text)
+        except (ValueError, RecursionError) as error:
+            raise Unavailable(f"port {self.port}: its report cannot be read: {error}") from error
+        data.protocol = int(match[1])
+        return data
+
+
+class _Talk:
+    def __init__(self, connection: socket.socket, end: float) -> None:
+        self._connection = connection
+        self._end = end
+        self._read = b""
+
+    def send(self, command: str) -> None:
+        self._connection.settimeout(_left(self._end))
+        self._connection.sendall(command.encode() + b"\n")
+
+    def line(self) -> bytes:
+        while b"\n" not in self._read:
+            if len(self._read) > MAX_LINE:
+                raise NotNccl("its line has no end")
+            if not self._more():
+                raise NotNccl("it closed the connection")
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def rest(self) -> bytes:
+        """All that follows, until the service closes the connection."""
+        while self._more():
+            if len(self._read) > MAX_BYTES:
+                raise NotNccl(f"its report is larger than {MAX_BYTES} bytes")
+        return self._read
+
+    def _more(self) -> bool:
+        self._connection.settimeout(_left(self._end))
+        data = self._connection.recv(65536)
+        self._read += data
+        return bool(data)
+
+
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+# ------------------------------------------------------------------ its two forms
+
+
+def read_json(text: str) -> RasData:
+    """The report of NCCL 2.28.7 and later. Raises ValueError: it is not whole, or not that."""
+    document = json.loads(text)
+    if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
+        raise ValueError("it has no list of communicators")
+    data = RasData(form="json", nccl=_text(document.get("nccl_version")))
+    for communicator in document["communicators"]:
+        if not isinstance(communicator, dict):
+            raise ValueError("a communicator is no object")
+        name, size = _text(communicator.get("hash")), _number(communicator.get("size"))
+        data.sizes[name] = size
+        for one in _objects(communicator.get("ranks")):
+            status = _object(one.get("status"))
+            counts = _object(one.get("collective_counts"))
+            data.ranks.append(
+                _rank(
+                    name,
+                    one,
+                    counts={_text(op): _number(count) for op, count in counts.items()},
+                    error=_number(status.get("async_error", 0)),
+                )
+            )
+        for one in _objects(communicator.get("missing_ranks")):
+            status = _object(one.get("status"))
+            dead = status.get("considered_dead") is True
+            lost = dead or status.get("unresponsive") is True
+            data.ranks.append(_rank(name, one, missing=True, dead=dead, unresponsive=lost))
+        if len(data.ranks) > MAX_RANKS:
+            raise ValueError("it lists too many ranks")
+    return data
+
+
+def read_text(text: str) -> RasData:
+    """The report in words: only outliers are listed by rank. Raises ValueError: it is not that."""
+    if "Communicators" not in text:
+        raise ValueError("it has no section of communicators")
+    data = RasData(form="text")
+    if match := re.search(r"NCCL version (\S{1,40})", text):
+        data.nccl = match[1]
+    communicator, at = "", None
+    for line in text.splitlines()[:100_000]:
+        if match := _COMM.match(line):
+            communicator, at = match["hash"], None
+        elif match := _GROUP.match(line):
+            at = min(int(match["at"]), MAX_COUNT)
+            data.launched.setdefault(communicator, {})[at] = min(int(match["count"]), MAX_RANKS)
+        elif match := _MEMBER.match(line):
+            if len(data.ranks) < MAX_RANKS:
+                data.ranks.append(
+                    NcclRank(
+                        communicator=communicator,
+                        rank=min(int(match["rank"]), MAX_COUNT),
+                        pid=min(int(match["pid"]), MAX_COUNT),
+                        host=match["host"],
+                        counts={} if at is None else {"all": at},
+                    )
+                )
+        elif match := _PROCESS.match(line):
+            data.lost_pids.append(min(int(match["pid"]), MAX_COUNT))
+        if _TROUBLE.match(line) and len(data.troubles) < 40:
+            data.troubles.append(one_line(line.strip(), 200))
+    return data
+
+
+def _rank(communicator: str, one: dict[str, Any], **more: Any) -> NcclRank:
+    return NcclRank(
+        communicator=communicator,
+        rank=_number(one.get("rank")),
+        pid=_number(one.get("pid")),
+        host=_text(one.get("host")),
+        **more,
+    )
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("an object is none")
+    return value
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError("a list of ranks is none")
+    return value
+
+
+def _number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_COUNT:
+        raise ValueError(f"{str(value)[:40]!r} is no number")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:40]!r} is no text")
+    return one_line(value, 80)

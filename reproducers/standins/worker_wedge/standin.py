@@ -1,0 +1,62 @@
+"""Stand-in: one worker of several stops for good in the step of a marked request.
+
+``MMREPRO_WEDGE``: ``python`` (sleeps in Python), ``c`` (sleeps in C with the GIL), ``stopped``
+(SIGSTOP) or ``killed`` (SIGKILL). ``MMREPRO_WEDGE_RANK``: the worker's rank. The request is marked
+by its ``seed``. No line of the engine is changed: ``Worker.execute_model`` is wrapped.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from types import ModuleType
+from typing import Any
+
+from mmrepro_boot import after_import, say
+
+NAME = "worker_wedge"
+SEED = 4_191_337
+KIND = os.environ.get("MMREPRO_WEDGE", "")
+RANK = int(os.environ.get("MMREPRO_WEDGE_RANK", "1"))
+
+
+def wedged_in_python() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def wedged_in_c() -> None:
+    while True:
+        ctypes.PyDLL(None).pause()
+
+
+def wedge() -> None:
+    say(NAME, f"rank {RANK} goes: {KIND}")
+    if KIND == "python":
+        wedged_in_python()
+    elif KIND == "c":
+        wedged_in_c()
+    elif KIND == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif KIND == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_marked(scheduled: Any) -> bool:
+    new = getattr(scheduled, "scheduled_new_reqs", None) or []
+    return any(getattr(one.sampling_params, "seed", None) == SEED for one in new)
+
+
+def patch(module: ModuleType) -> None:
+    cls: Any = module.Worker
+    real = cls.execute_model
+
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.rank == RANK and is_marked(scheduler_output):
+            wedge()
+        return real(self, scheduler_output, *args, **kwargs)
+
+    cls.execute_model = execute_model
+
+
+after_import("vllm.v1.worker.gpu_worker", patch)

@@ -1,0 +1,272 @@
+"""vLLM: one worker of two stops for good while a request runs."""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from mmrepro.base.records import StandIn
+from mmrepro.engines.base import Patch
+from mmrepro.engines.waits import VLLM, Wait, waiting
+from mmrepro.scenario import (
+    Claim,
+    Drive,
+    Evidence,
+    FailureClass,
+    Finding,
+    LiveFacts,
+    Logs,
+    Reference,
+    Requests,
+    Scenario,
+    Severity,
+    Upstream,
+    UpstreamState,
+    cause,
+    claim,
+    common,
+    cure,
+    issue,
+    precondition,
+    row,
+    with_variants,
+)
+from mmrepro.scenario.more import ProcessesData, StacksData, ThreadStack, crash
+from mmrepro.scenario.parts import Declared, Row
+
+SEED = 4_191_337
+"""Marks the request in whose step the worker stops: reproducers/standins/worker_wedge."""
+MARKED, TEXT = "the marked request", "meanwhile: text"
+SAMPLES = 3
+REPORT = issue("vllm#27313", "No available shared memory broadcast block found in 60 seconds")
+GUARD = issue("vllm#48720", "no watchdog and no timeout on the tensor parallel dimension")
+DIED = issue("vllm#20657", "Worker proc VllmWorker-2 died unexpectedly, shutting down executor")
+ENDED = "worker-died"
+ONE = "one-process"
+
+
+def wedge(kind: str) -> Patch:
+    return Patch(
+        "worker_wedge",
+        StandIn(
+            name="worker_wedge",
+            replaces="nothing: wraps Worker.execute_model of rank 1, which stops for good "
+            f"({kind}) when a request with one seed is scheduled",
+            why="why a worker stops is another question each time: a kernel, a lock, a library; "
+            "what the server does about it is the same",
+        ),
+        env={"MMREPRO_WEDGE": kind},
+    )
+
+
+def main_threads(evidence: Evidence, role: str) -> dict[int, list[ThreadStack]]:
+    """Of each process whose role begins so, the main thread in each sample."""
+    measured = [p for _, d in evidence.results(ProcessesData, "check") for p in d.processes]
+    found: dict[int, list[ThreadStack]] = {
+        p.pid: [] for p in measured if p.role.startswith(role) and p.state not in "ZX"
+    }
+    for _, data in evidence.results(StacksData, "check"):
+        for sample in data.samples:
+            if sample.pid in found:
+                found[sample.pid] += [t for t in sample.threads if t.name == "MainThread"]
+    return found
+
+
+def waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
+    for thread in threads:
+        found = waiting(thread.frames, VLLM)
+        yield found.wait if found else None
+
+
+def core_waits(evidence: Evidence) -> Finding:
+    """EngineCore has handed its step out and waits for an answer, in every sample."""
+    seen = [one for some in main_threads(evidence, "EngineCore").values() for one in waits(some)]
+    if len(seen) < SAMPLES:
+        return Finding.unknown(f"{len(seen)} samples show its main thread")
+    count = sum(one is Wait.WORKER for one in seen)
+    return Finding.of(count == len(seen), f"{count} of {len(seen)} samples wait for a worker")
+
+
+def _standing(evidence: Evidence) -> tuple[dict[int, list[ThreadStack]], int]:
+    """Workers that stand in one place outside of every known wait, and of how many."""
+    every = main_threads(evidence, "Worker")
+    workers = {pid: some for pid, some in every.items() if len(some) >= SAMPLES}
+    standing = {}
+    for pid, some in workers.items():
+        places = {(t.frames[0].function, t.frames[0].line) for t in some if t.frames}
+        if len(places) == 1 and not any(waits(some)):
+            standing[pid] = some
+    return standing, len(workers)
+
+
+def one_process(evidence: Evidence) -> Finding | None:
+    """That it has not two workers; None: it has, or its processes were not measured."""
+    measured = [p for _, d in evidence.results(ProcessesData, "check") for p in d.processes]
+    count = len({p.pid for p in measured if p.role.startswith("Worker")})
+    if not measured or count > 1:
+        return None
+    return Finding.of(False, f"{count} workers among its processes")
+
+
+def one_stands(evidence: Evidence) -> Finding:
+    if alone := one_process(evidence):
+        return alone
+    standing, count = _standing(evidence)
+    if count < 2:
+        return Finding.unknown(f"stacks of {count} workers were read")
+    where = [f"{some[0].frames[0].function} (pid {pid})" for pid, some in standing.items()]
+    told = f"{len(standing)} of {count} workers stand outside of every wait: {', '.join(where)}"
+    return Finding.of(0 < len(standing) < count, told)
+
+
+def with_the_gil(evidence: Evidence) -> Finding:
+    if alone := one_process(evidence):
+        return alone
+    standing, count = _standing(evidence)
+    if count < 2:
+        return Finding.unknown(f"stacks of {count} workers were read")
+    some = [thread for threads in standing.values() for thread in threads]
+    held = sum(thread.owns_gil for thread in some)
+    return Finding.of(0 < held == len(some), f"{held} of {len(some)} samples of it have the GIL")
+
+
+def one_is_stopped(evidence: Evidence) -> Finding:
+    if alone := one_process(evidence):
+        return alone
+    used = [p for _, d in evidence.results(ProcessesData, "check") for p in d.processes]
+    states = {p.role: p.state for p in used if p.role.startswith("Worker")}
+    if not states:
+        return Finding.unknown("no worker was measured")
+    stopped = [role for role, state in states.items() if state in "Tt"]
+    return Finding.of(0 < len(stopped) < len(states), f"states of the workers: {states}")
+
+
+class WorkerWedged(Scenario):
+    """One worker of two stops for good, and the server goes on saying that it is healthy.
+
+    What: A server with tensor parallel 2 has a worker that stops in its own code. The running
+    request is never answered, nor is any later one. /health stays 200. The other worker waits in a
+    collective operation, and EngineCore for the answer of a worker.
+
+    Why: EngineCore watches whether its workers live, not whether they work. It waits for the
+    answer of a step for VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, five minutes, and ends then. Between
+    the ranks there is no timeout: who waits in a collective operation waits for ever.
+    """
+
+    name = "worker-wedged"
+    variant = "python"
+    release, affected = "0.32.0", ">=0.32.0"
+    """Of the installed releases the only one that was run."""
+    failure_class: ClassVar[FailureClass | None] = FailureClass.SILENT_HANG
+    severity = Severity.CRITICAL
+    upstream = Upstream(UpstreamState.OPEN, GUARD, "2026-11-26", note="a proposal of a guard")
+    references: ClassVar[tuple[Reference, ...]] = (REPORT, GUARD)
+    server = "--tensor-parallel-size 2 --max-num-seqs 8"
+    server_env = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    patches = (wedge("python"),)
+    mitigations = (
+        cure(ONE, "--tensor-parallel-size 1", "one process: there is no other one to wait for"),
+    )
+    log_patterns = {
+        "wedged": r"mmrepro stand-in worker_wedge: rank \d+ goes",
+        ENDED: r"Worker proc \S+ died unexpectedly",
+        "engine-dead": "EngineDeadError",
+    }
+
+    async def gate(self, drive: Drive) -> None:
+        await drive.chat("gate: text", text="hello")
+        await drive.chat("gate: another text", text="hello again")
+
+    async def trigger(self, drive: Drive) -> None:
+        await drive.ask(MARKED, extra={"seed": SEED})
+        await drive.ask(TEXT)
+
+    @precondition("the stand-in says that it stopped the worker", removed_by=(ONE,))
+    def arrived(self, logs: Logs, requests: Requests) -> Finding:
+        requests.first(MARKED)
+        return Finding.of(bool(logs.count("wedged")), f"{logs.count('wedged')} lines say so")
+
+    def exposure(self, facts: LiveFacts) -> Finding:
+        words = " ".join(facts.command)
+        sizes = [w for w in ("tensor-parallel", "-tp", "pipeline-parallel", "-pp") if w in words]
+        if not facts.command:
+            return Finding.unknown("its command line cannot be read")
+        return Finding.of(bool(sizes), f"{', '.join(sizes) or 'one process'} on its command line")
+
+    symptoms: ClassVar[tuple[Declared, ...]] = (
+        common.never_answered(MARKED),
+        common.new_request_unanswered(),
+        common.endpoints_green(),
+        common.process_alive(),
+    )
+    live_only: ClassVar[tuple[Declared, ...]] = (common.tokens_stand_still(),)
+    causes: ClassVar[tuple[Declared, ...]] = (
+        cause("EngineCore waits for the answer of a worker", core_waits, live=True),
+        cause("one worker stands in its own code, the other one does not", one_stands, live=True),
+    )
+    works_after = (common.answered(TEXT),)
+    rows: ClassVar[tuple[Row, ...]] = (
+        row(MARKED, "no-answer", "200"),
+        row("a text after it", "no-answer-later", "200"),
+        row("/health, /v1/models", "endpoints-green", "200, 200", abnormal_if=False),
+    )
+    claims: ClassVar[tuple[Claim, ...]] = (
+        claim("hangs", "a worker that stops takes every request with it", REPORT,
+              by=("no-answer", "no-answer-later"), given="arrived"),
+        claim("no-watchdog", "nothing notices it: /health stays 200", GUARD,
+              by="endpoints-green", given="no-answer"),
+    )  # fmt: skip
+
+
+class WedgedInC(WorkerWedged):
+    """One worker of two stops in C code with the GIL, and no thread of it goes on."""
+
+    variant = "c"
+    patches = (wedge("c"),)
+    causes = (
+        *WorkerWedged.causes,
+        cause("it keeps the GIL in every sample", with_the_gil, live=True),
+    )
+
+
+class Stopped(WorkerWedged):
+    """One worker of two is stopped by a signal, and the server says that it is healthy."""
+
+    variant = "stopped"
+    patches = (wedge("stopped"),)
+    causes = (
+        cause("EngineCore waits for the answer of a worker", core_waits, live=True),
+        cause("one worker is stopped (state T)", one_is_stopped, live=True),
+    )
+
+
+class Killed(WorkerWedged):
+    """One worker of two is killed (SIGKILL), and the whole server ends with it.
+
+    What: The running request gets HTTP 500, EngineCore is dead, and the server ends.
+
+    Why: The executor watches its worker processes. It ends all of them when one has ended.
+    """
+
+    variant = "killed"
+    failure_class = FailureClass.ENGINE_DEATH
+    references = (DIED,)
+    patches = (wedge("killed"),)
+    live_only = ()
+
+    async def trigger(self, drive: Drive) -> None:
+        await drive.ask(MARKED, extra={"seed": SEED})
+        await crash.watch(drive)
+
+    symptoms = common.dies_of(MARKED, f"{MARKED} gets 500")[:2]
+    causes = (common.in_log("its log says which worker died", ENDED, live=True),)
+    rows = (
+        row(MARKED, "request-500", "200"),
+        row("EngineCore", "core-died", "lives"),
+    )
+    claims = (
+        claim("ends", "a worker that dies ends the whole server", DIED, by="symptom",
+              given="arrived"),
+        claim("named", "the log names the worker", DIED, by="worker-died", given="arrived"),
+    )  # fmt: skip
+
+
+SCENARIO = with_variants(WorkerWedged(), WedgedInC(), Stopped(), Killed())
