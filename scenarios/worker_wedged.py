@@ -124,7 +124,7 @@ def with_the_gil(evidence: Evidence) -> Finding:
     if count < 2:
         return Finding.unknown(f"stacks of {count} workers were read")
     some = [thread for threads in standing.values() for thread in threads]
-    held = sum(thread.owns_gil for thread in some)
+    held = sum(thread.owns_gil is True for thread in some)
     return Finding.of(0 < held == len(some), f"{held} of {len(some)} samples of it have the GIL")
 
 
