@@ -35,6 +35,7 @@ from mmrepro.run.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
 
 HANG, DEATH, KILLED = "ghost-key-eviction-0.14.0", "embeds-mrope-0.23.0", "top-logprobs-kill-0.5.23"
+PAIR = "pad-value-collision-0.5.6"
 LEFT, PLAIN = "abort-by-prefix-0.5.23", "kv-growth-crash-0.6.4"
 Edit = Callable[[Incident], object]
 
@@ -241,7 +242,8 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("clocks", HANG, put(asked(X), sent=by(60)), "requests", "another time than the run"),
     ("order", HANG, put(event("gate passed"), at=by(-2)), "events", "timeline is in no order"),
     ("order", HANG, put(event("gate passed"), phase="check"), "events", "phases of the timeline"),
-    ("order", HANG, put(asked(X), phase="none"), "requests", "there is no phase 'none'"),
+    ("order", HANG, put(asked(X), phase="none"), "requests", "done in the phase 'none'"),
+    ("order", HANG, put(asked(X), phase="start"), "requests", "done in the phase 'start'"),
     ("order", HANG, put(asked("fill 5"), phase="gate"), "requests", "called one of the gate"),
     ("order", HANG, put(asked(X), phase="check"), "requests", "called one of the check"),
     ("order", HANG, put(asked(X), phase="stop"), "requests", "called one of the stop"),
@@ -299,7 +301,12 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("silence", HANG, put(asked(FILL), latency_s=1.0, deadline_s=1.0, phase="check"), "", ""),
     ("silence", HANG, put(asked(FILL), completion_tokens=4), "requests", "came late or still"),
     ("silence", HANG, put(of(InferenceData), status=504), "inference", "504 is said by"),
+    ("silence", HANG, put(of(InferenceData), answered=True, status=200), "inference", "and failed"),
     # what it holds
+    ("images", PAIR, put(asked("A first"), images=[]), "requests", "is without A"),
+    ("sums", HANG, put(asked("fill 1"), cached_tokens=248), "", ""),
+    ("logs", HANG, lambda i: setattr(data(i, LogsData), "earlier_lines",
+                                     data(i, LogsData).first_line.number), "logs", "is none of"),
     ("images", HANG, put(PICTURE(AGAIN), sha256="0" * 64), "requests", "another picture elsewhere"),
     ("images", HANG, put(PICTURE("fill 2"), sha256="x"), "requests", "a digest is none"),
     ("images", HANG, put(PICTURE(AGAIN), width=1), "requests", "one digest is of two pictures"),
@@ -370,6 +377,9 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("replies", HANG, put(asked(X), status=504), "requests", "504 is said by"),
     ("replies", HANG, put(asked(X), error=" <html>"), "requests", "is a page"),
     ("replies", HANG, put(asked(X), status=401), "requests", "401 holds an error 400"),
+    ("replies", HANG, put(asked(X), status=599, error="x"), "", ""),
+    ("replies", HANG, put(asked(X), status=600, error="x"), "requests", "600 is no status"),
+    ("replies", HANG, put(asked(X), status=99, error="x"), "requests", "99 is no status"),
     ("replies", HANG, put(asked(X), status=4000), "requests", "4000 is no status"),
     ("replies", HANG, put(asked(X), status=None, error=""), "requests", "and no reason"),
     # another cause
