@@ -251,6 +251,7 @@ class Killed(WorkerWedged):
     references = (DIED,)
     patches = (wedge("killed"),)
     live_only = ()
+    works_after = (common.answered(MARKED),)
 
     async def trigger(self, drive: Drive) -> None:
         await drive.ask(MARKED, extra={"seed": SEED})

@@ -147,7 +147,9 @@ CASES: Final = [*(case for case in cases() if SLOW not in case), *MORE]
 """The words after ``mmrepro run``, as a shell takes them."""
 
 _WORKING: Final = re.compile(r"(?<![\w.}/~-])/[\w./+-]+/(?:mmr|mmrepro)-[\w-]+")
-_REPRODUCERS: Final = re.compile(r"(?<![\w.}/~-])(?:/[\w.+-]+)+(?=/reproducers\b)")
+_REPRODUCERS: Final = re.compile(
+    r"(?<![\w.}/~-])(?:/[\w.+-]+)+(?=/(?:reproducers|harness/engines/supervise)\b)"
+)
 _INTERPRETER: Final = re.compile(
     r"(?<![\w.}/~-])(?!/usr/)(?:/[\w.+-]+)+(?=/(?:lib/python3[.\d]*/site-packages|bin/python3?)\b)"
 )

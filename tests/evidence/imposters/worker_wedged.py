@@ -1,0 +1,81 @@
+"""Imposters of worker-wedged: it answers, it waits for something else, or it was not observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Outcome
+from mmrepro.probes.data import Frame, InferenceData, LogsData, ProcessesData, StacksData
+from mmrepro.scenarios.worker_wedged import ENDED, MARKED, TEXT
+
+from imposters import Imposter
+from imposters.vllm_edits import Edit, reply, without
+
+OTHER, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
+SILENT = {"python": "", "c": "c-", "stopped": "stopped-"}
+IDLE = [
+    Frame(function="Queue.get", file="queue.py", line=171),
+    Frame(function="_process_input_queue", file="vllm/v1/engine/core.py", line=1588),
+]
+
+
+def answered(incident: Incident) -> None:
+    """Each request of it, and the small one of the check."""
+    reply(MARKED, 200, tokens=30)(incident)
+    reply(TEXT, 200, tokens=30)(incident)
+    for _, data in incident.evidence.results(InferenceData, "check"):
+        data.answered, data.status, data.seconds, data.error = True, 200, 0.1, ""
+
+
+def core_idles(incident: Incident) -> None:
+    measured = [p for _, d in incident.evidence.results(ProcessesData) for p in d.processes]
+    cores = {p.pid for p in measured if p.role == "EngineCore"}
+    for _, data in incident.evidence.results(StacksData, "check"):
+        for sample in [s for s in data.samples if s.pid in cores]:
+            for thread in [t for t in sample.threads if t.name == "MainThread"]:
+                thread.frames = list(IDLE)
+
+
+def unlogged(pattern: str) -> Edit:
+    def edit(incident: Incident) -> None:
+        for _, data in incident.evidence.results(LogsData):
+            data.match_counts[pattern] = 0
+            data.matches.pop(pattern, None)
+
+    return edit
+
+
+def every() -> Iterator[Imposter]:
+    both = ("hangs", "no-watchdog")
+    for variant, part in SILENT.items():
+        recording = f"worker-wedged-{part}0.32.0"
+        yield Imposter(
+            f"worker-wedged {variant}: it answers", recording, "healthy",
+            "every request is answered", answered, Outcome.NOT_REPRODUCED,
+        )  # fmt: skip
+        yield Imposter(
+            f"worker-wedged {variant}: the core idles", recording, "other-cause",
+            "EngineCore waits for work, and not for a worker", core_idles, OTHER, both,
+        )  # fmt: skip
+        yield Imposter(
+            f"worker-wedged {variant}: no stacks", recording, "absent-probe",
+            "stacks could not be read", without("stacks"), UNDECIDED, both,
+        )  # fmt: skip
+    killed = "worker-wedged-killed-0.32.0"
+    yield Imposter(
+        "worker-wedged killed: the request is answered", killed, "healthy",
+        "the marked request is answered", reply(MARKED, 200, tokens=30),
+        Outcome.NOT_REPRODUCED, ("named",),
+    )  # fmt: skip
+    yield Imposter(
+        "worker-wedged killed: no worker died", killed, "other-cause",
+        "the log has no word of a worker that died", unlogged(ENDED), OTHER, ("ends",),
+    )  # fmt: skip
+    yield Imposter(
+        "worker-wedged killed: no log", killed, "absent-probe",
+        "the log could not be read", without("logs"), UNDECIDED,
+    )  # fmt: skip
+
+
+IMPOSTERS = [*every()]
