@@ -434,7 +434,8 @@ ENTRY_FRAMES = re.compile(
 )
 """Where none of the loops is among them, it had not come so far."""
 REQUEST_FRAMES = re.compile(
-    r"fastapi/routing|starlette/(?:routing|middleware)|uvicorn/protocols|aiohttp/web_"
+    r"fastapi/routing|starlette/(?:routing|middleware)|uvicorn/protocols|aiohttp/web_|"
+    r"(?:^|/)(?:http/server|socketserver)\.py"
 )
 REQUEST_SOURCES = re.compile(
     r"(?:^|/)(?:serving\w*|api_router|protocol|chat_utils|serving_\w+|preprocess\w*|renderer\w*|"
@@ -447,7 +448,8 @@ REQUEST_INTRO = re.compile(
     r"Unexpected error pre-processing request|Error with model|Failed to parse|"
     r"Error processing request|Error in generating|Validation error|Invocation of \w+ method|"
     r"Failed to load audio|Error in loading multi|Error trying to handle|Error extracting|"
-    r"Task exception was never retrieved|BadRequest"
+    r"Task exception was never retrieved|BadRequest|"
+    r"Exception (?:occurred|happened) during processing of request from"
 )
 """What is answered with an error and ends nothing."""
 

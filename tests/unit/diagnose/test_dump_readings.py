@@ -286,7 +286,8 @@ def test_a_hostile_pickle_is_one_sentence_and_exit_3(tmp_path):
     assert "it asks for posix.system, which was not done" in " ".join(done.output.split())
 
 
-def test_diagnose_takes_dumps_for_what_they_are(tmp_path):
+def test_diagnose_takes_dumps_for_what_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmrepro.cli.live._bound", lambda: None)  # it would bound all later tests
     done = CliRunner().invoke(
         app,
         ["diagnose", "http://127.0.0.1:9", "--log", str(DUMPS / "ghost-all.txt"), "--json",
