@@ -19,7 +19,7 @@ from typing import Final
 from mmrepro import __version__
 from mmrepro.base import units
 from mmrepro.base.errors import UnwritableOutput, UsageError
-from mmrepro.base.machine.files import is_file, is_there, replacing
+from mmrepro.base.machine.files import is_there, replacing
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.failure.documents.finding import LoadedFinding, finding_of
@@ -70,12 +70,9 @@ class _Packer:
     ) -> None:
         """``document``: as it is; ``max_bytes``: of the finished file."""
         if is_there(target):
-            inside = Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source))
-            # Only a plain file is opened: a FIFO would wait.
-            if inside and is_file(target) and not zipfile.is_zipfile(target):
-                raise UsageError(
-                    f"{target} is a part of what is packed, not a bundle.", hint="another --out"
-                )
+            real, home = Path(os.path.realpath(target)), Path(os.path.realpath(source))
+            if real.is_relative_to(home) and (real.parent != home or real.suffix != ".zip"):
+                raise UsageError(f"{target} is a part of what is packed.", hint="another --out")
             if not force:
                 hint = "--force, or --out another name"
                 raise UsageError(f"{target} is there already.", hint=hint)

@@ -243,7 +243,8 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
         yield "processes", f"they are of two servers, processes {_listed(roots)}"
     pids = {pid for data in readings for pid in (*data.vanished, data.root_pid)}
     pids |= {use.pid for data in readings for use in data.processes}
-    core = run.engine.core_role
+    core, worker = run.engine.core_role, run.engine.worker_role
+    ranks = {u.pid for d in readings for u in d.processes if worker and worker in u.role}
     cores = [{u.pid for u in data.processes if core and core in u.role} for data in readings]
     seen = [one for one in cores if one]
     if any(a != b for a, b in pairwise(seen)):
@@ -256,12 +257,12 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
             for pid in {s.pid for s in data.samples} | set(data.denied):
                 if pids and pid not in pids:
                     yield "stacks", f"they are of process {pid}, which is none of this server"
-                elif seen and not any(pid in one for one in seen):
+                elif seen and pid not in ranks and not any(pid in one for one in seen):
                     yield "stacks", f"they are of process {pid}, which is no {core}"
         if isinstance(data, SyscallsData):
             if pids and data.pid not in pids:
                 yield "syscalls", f"they are of process {data.pid}, which is none of this server"
-            elif seen and not any(data.pid in one for one in seen):
+            elif seen and data.pid not in ranks and not any(data.pid in one for one in seen):
                 yield "syscalls", f"they are of process {data.pid}, which is no {core}"
 
 

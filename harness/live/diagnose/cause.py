@@ -56,6 +56,9 @@ STRONG = frozenset({C.GPU_FAULT, C.OUT_OF_GPU_MEMORY, C.OUT_OF_HOST_MEMORY, C.OU
 KEPT_AT_START = frozenset({C.GPU_FAULT, C.NATIVE_CRASH, C.OUT_OF_HOST_MEMORY, C.KILLED_BY_SIGNAL,
                            C.COLLECTIVE_TIMEOUT, C.WORKER_UNRESPONSIVE, C.HANG})  # fmt: skip
 """Classes that say more than that it did not start."""
+UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
+"""Exceptions that an engine may survive."""
+SILENT_S = 10.0
 _QUIET = frozenset({"INFO", "DEBUG"})
 _SETTINGS = re.compile(
     r"server_args=|non-default args|Namespace\(|Initializing a|Dumping |EngineArgs\(|"
@@ -77,6 +80,9 @@ _CUT = re.compile(
 """Words that an exception always follows, or goes before."""
 _SHUT = re.compile(r"^Shutting down|Waiting for application shutdown|Finished server process")
 """uvicorn's, on SIGTERM and SIGINT."""
+_ADDED = re.compile(r"Added request ")
+_TRIGGERED = re.compile(r"^\[shutdown\] API server: shutdown triggered")
+"""vllm/entrypoints/launcher.py since 0.23: on SIGTERM and SIGINT, before anything else ends."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]+)\)")
 _VLLM_PROCESS = re.compile(r"APIServer|EngineCore|Worker_|VllmWorker")
 _RANK = re.compile(r"\[(?:Rank|PG .{0,80}Rank) (\d+)\]")
@@ -120,13 +126,15 @@ class Judged:
     engine: str = ""
 
 
-def judge(lines: Sequence[LogLine], engine: str = "") -> Judged:
+def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> Judged:
     """What ended or stopped the server that wrote ``lines``.
 
     Args:
         engine: its name, for advice and for what follows from its own forms; "": not known.
+        stuck: requests that were added after its last progress, and never scheduled.
     """
     told = [_Life(part, engine) for part in _lives(_ordered(lines))]
+    told[-1].stuck = stuck
     ended = [n for n, life in enumerate(told) if life.first or life.death]
     if not ended or ended[-1] == len(told) - 1:
         return told[-1].judged()
@@ -166,7 +174,7 @@ def servers(data: LogsData) -> list[ServerInLog]:
         lines = lines_of(one) if one is not data else lines_of(data)
         if besides and one is not data:
             lines = sorted([*lines, *besides], key=lambda line: (line.file, line.number))
-        judged = judge(lines, one.engine)
+        judged = judge(lines, one.engine, stuck=one.stuck_count or 0)
         found.append(
             ServerInLog(
                 name=one.stream,
@@ -250,6 +258,8 @@ def _lives(lines: Sequence[_Placed]) -> list[Sequence[_Placed]]:
 class _Life:
     """From a server's start, or from where the log begins, to its end."""
 
+    stuck = 0
+
     def __init__(self, lines: Sequence[_Placed], engine: str) -> None:
         self.lines = lines
         self.engine = engine
@@ -291,8 +301,12 @@ class _Life:
 
     @cached_property
     def death(self) -> LogLine | None:
-        """The first line with which a process of it is gone, where no work follows."""
+        """The first line with which a process of it is gone, where no work follows. What goes
+        because the server was told to go is none."""
+        told = self._told_to_go
         for line, text in zip(self.lines, self.words, strict=True):
+            if told is not None and line.number > told.number:
+                return None
             if re.search(rules.DEATHS, text) and not _SETTINGS.search(text):
                 if self.works_after(line.number, line.when):
                     continue
@@ -300,10 +314,19 @@ class _Life:
         return None
 
     @cached_property
+    def _told_to_go(self) -> _Placed | None:
+        """The line with which it begins to end by itself."""
+        pairs = zip(self.lines, self.words, strict=True)
+        return next((line for line, text in pairs if _TRIGGERED.search(text)), None)
+
+    @cached_property
     def events(self) -> list[Event]:
         """All that can end a server, as it came; what was survived as well."""
-        found = []
+        found: list[Event] = []
+        told = self._told_to_go
         for one in self.raised:
+            if told is not None and one.line.number > told.number:
+                continue
             if rules.ECHO.search(one.text) or self._of_a_request(one):
                 continue
             if one.line.level in ("WARNING", "DEBUG"):
@@ -407,7 +430,8 @@ class _Life:
     # ------------------------------------------------------------ the answer
 
     def judged(self) -> Judged:
-        cause = self._ended() or self._stands() or self._alive() or self._unknown()
+        cause = self._never_scheduled() or self._ended() or self._stands() or self._alive()
+        cause = cause or self._unknown()
         shown = self.first if self.first and cause.line == _at(self.first.line) else None
         later = [e for e in self.fatal if e is not shown and e.name is not cause.name]
         others: dict[C, Cause] = {}
@@ -573,6 +597,41 @@ class _Life:
             and line.number > last
             and (before is None or line.number < before)
         ]
+
+    def _never_scheduled(self) -> Cause | None:
+        """Requests came after its last work, none was scheduled, and no line shows an end."""
+        first, last = self.first, self.progress[-1] if self.progress else None
+        survived = first is None or (first.raised is not None and first.name in UNTIED)
+        if not self.stuck or last is None or self.death is not None or not survived:
+            return None
+        times = [line.when for line in self.lines if line.when is not None]
+        silent = max(times) - last.when if times and last.when is not None else 0.0
+        before = [
+            one
+            for one in self.raised
+            if one.line.number <= last.number or first is None or one is first.raised
+        ]
+        mine = [one for one in before if one.process and one.process != self._front()]
+        why = [f"last work: {_where(last)}", f"{self.stuck} requests were added after it"]
+        if mine:
+            why.append(f"its last error ({_where(mine[-1].line)}): {mine[-1].told[:SHOWN]}")
+        return Cause(
+            name=C.HANG,
+            certainty=LIKELY if silent >= SILENT_S else POSSIBLE,
+            sentence=f"{self.stuck} requests were added after its last work, and never scheduled.",
+            exception=mine[-1].told[: 2 * SHOWN] if mine else "",
+            process=mine[-1].process if mine else "",
+            time=last.time,
+            line=_at(last),
+            file=last.file,
+            why=why,
+            advice=advice_for(C.HANG, self.engine, ""),
+        )
+
+    def _front(self) -> str:
+        """The process that takes requests in."""
+        pairs = zip(self.lines, self.words, strict=True)
+        return next((line.process for line, text in pairs if _ADDED.search(text)), "")
 
     def _stands(self) -> Cause | None:
         """Requests run, or wait, and nothing moves up to the end of the log."""
