@@ -245,6 +245,10 @@ ANYWAY: dict[str, str] = {
     "StackSample.blocking": "how a stack was read, not what it shows",
     "StackSample.error": "a sample that failed shows nothing",
     "StackSample.seconds": "how a stack was read, not what it shows",
+    **dict.fromkeys(
+        ("StackSample.file", "StackSample.line", "StackSample.title", "StackSample.tool"),
+        "where a text of stacks stood; a run takes its own",
+    ),
     "StackSample.threads": ANOTHER_PLACE,
     "StacksData.samples: one less": "the others show the same",
     "SyscallsData.counts": "the verdict is made of them",

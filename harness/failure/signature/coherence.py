@@ -491,7 +491,11 @@ def windows(evidence: Evidence, run: Run) -> Doubts:
             times = [s.taken.mono for s in data.samples]
             if any(not begin - SLACK_S <= t <= end + SLACK_S for t in times):
                 yield "stacks", "a sample is of another time"
-            if any(b <= a for a, b in pairwise(times)) and len({s.pid for s in data.samples}) == 1:
+            of_each = {
+                pid: [s.taken.mono for s in data.samples if s.pid == pid]
+                for pid in {s.pid for s in data.samples}
+            }
+            if any(b <= a for each in of_each.values() for a, b in pairwise(each)):
                 yield "stacks", "its samples are of one moment, or in no order"
 
 
