@@ -73,6 +73,10 @@ def _card(reading: LogReading) -> Iterator[b.Block]:
         rows.append(("first error", _shown(reading.first_error) or "no error line"))
     if log.stuck_count:
         rows.append(("requests", f"{log.stuck_count} were added after it and never scheduled"))
+    for failure in reading.known[:2]:
+        fixed = f" ({failure.fixed})" if failure.fixed else ""
+        show = b.code(f"mmrepro show {failure.scenario}")
+        rows.append(("a line of", (f"{failure.scenario}{fixed}: {failure.title} (", show, ")")))
     if log.first_line and log.last_line:
         rows.append(("from, to", f"{log.first_line.time}, {log.last_line.time}"))
     if reading.dumps is not None:

@@ -45,6 +45,19 @@ def test_as_json_and_alone(log: Path) -> None:
     assert data["match_counts"]["cached-item-assertion"] == 1
 
 
+def test_the_known_failure_whose_line_it_is(log: Path) -> None:
+    def known(*more: str) -> list[str]:
+        done = CliRunner().invoke(app, ["logs", str(log), "--json", *more])
+        return [one["scenario"] for one in json.loads(done.output)["known"]]
+
+    assert known() == ["ghost-key-eviction", "mm-cache-desync"]
+    start = "(APIServer pid=3) INFO 11-21 02:00:00 [a.py:1] vLLM API server version 0.24.0\n"
+    log.write_text(start + LOG)
+    assert known("--alone") == ["mm-cache-desync"], "0.24.0 has the fix of the other one"
+    log.write_text(LOG.replace("mm_hash", "any"))
+    assert known("--alone") == []
+
+
 def test_another_engine_may_be_named(log: Path) -> None:
     done = CliRunner().invoke(app, ["logs", str(log), "--json", "--engine", "lmdeploy"])
     assert json.loads(done.output)["log"]["stuck_count"] is None

@@ -116,6 +116,16 @@ class ServerInLog(Record):
     first_error: LogLine | None = None
 
 
+class KnownFailure(Record):
+    """A known failure of which a line that only it prints stands in the log."""
+
+    scenario: str
+    title: str
+    fixed: Annotated[str, Field(description="release or state of its fix; empty: none")] = ""
+    workaround: str = ""
+    because: list[str]
+
+
 class LogReading(Document):
     """What a log tells. What is said of the whole is the server's that failed first."""
 
@@ -126,6 +136,9 @@ class LogReading(Document):
     release: str = ""
     cause: Cause
     others: list[Cause] = []
+    known: Annotated[
+        list[KnownFailure], Field(description="failures of this release with a line in the log")
+    ] = []
     last_progress: LogLine | None = None
     first_error: LogLine | None = None
     servers: list[ServerInLog]

@@ -10,7 +10,7 @@ from pathlib import Path
 from mmrepro import __version__
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, Engine, get_engine, log_marks
-from mmrepro.failure.documents.cause import CauseClass, LogReading, ServerInLog
+from mmrepro.failure.documents.cause import CauseClass, KnownFailure, LogReading, ServerInLog
 from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature.live_server import LOG_PATTERNS
 from mmrepro.live.diagnose import cause, cause_rules, dumps
@@ -21,6 +21,8 @@ from mmrepro.probes.dumps import Dump, stacks_in_log
 from mmrepro.probes.log_files import kept, logs_in, with_rotated
 from mmrepro.probes.logs import LogsProbe, identify
 from mmrepro.probes.stack_texts import NEEDLES
+from mmrepro.tools.catalogue.find import find
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 PEEK_BYTES = 1 << 20
 STACKS = "stacks"
@@ -78,6 +80,7 @@ def read_logs(
         release=first.release,
         cause=first.cause,
         others=first.others,
+        known=_known(result, first),
         last_progress=first.last_progress,
         first_error=first.first_error,
         servers=found,
@@ -85,6 +88,32 @@ def read_logs(
         log=data.model_copy(update={"excerpt": [], "matches": own, "servers": []}),
     )
     return _beside(reading, given, result, stacks) if given or stacks else reading
+
+
+def _known(result: ProbeResult[LogsData], server: ServerInLog) -> list[KnownFailure]:
+    """Scenarios whose own words stand there, of a release that has the failure."""
+    data = _named_by_expression(result).data
+    found = find("", matched=data.match_counts if data else {})
+    return [
+        KnownFailure(
+            scenario=one.entry.name,
+            title=one.entry.title,
+            fixed=one.entry.fixed,
+            workaround=next(iter(one.entry.workarounds), ""),
+            because=one.because,
+        )
+        for one in found
+        if one.entry.kind == "scenario" and one.sure == "this"
+        if server.engine in ("", one.entry.engine) and _affects(one.entry.affected, server.release)
+    ][:3]
+
+
+def _affects(affected: str, release: str) -> bool:
+    """Whether the release is in the range; one that is not known may be."""
+    try:
+        return not release or SpecifierSet(affected).contains(release, prereleases=True)
+    except InvalidSpecifier:
+        return True
 
 
 def _of_dumps(found: DumpReading) -> LogReading:
