@@ -706,8 +706,11 @@ def _kept(data: LogsData, run: Run) -> Iterator[str]:
         if not data.earlier_lines < line.number <= data.lines and not data.files:
             yield f"line {line.number} is none of the {data.lines} of this log"
     sourced = any(line.source for line in known.values())
+    formed = any(line.engine for line in known.values())
     levels: dict[str, bool] = {}
     for line in known.values():
+        if formed and not line.engine:  # any program's form: uvicorn's, NCCL's
+            continue
         timed = bool(line.level and line.time)
         if bool(line.source) != timed and (line.source or (timed and sourced)):
             yield f"line {line.number} is in another form than the engine's"

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mmrepro.base.records import Moment
+from mmrepro.engines import get_engine
 from mmrepro.failure.documents.diagnosis import Fit, Match, ServerState, TargetFacts
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
 from mmrepro.live.diagnose import general, ranks
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeResult, ProbeStatus
-from mmrepro.probes.data import InferenceData, LogsData
+from mmrepro.probes.data import InferenceData, LogsData, ProcessesData, SyscallsData
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.traffic.evidence import Evidence
 
@@ -171,15 +172,20 @@ def union(scenarios: Iterable[Scenario]) -> dict[str, str]:
 
 
 def as_seen_by(scenario: Scenario, evidence: Evidence) -> Evidence:
-    """The evidence with the log's matches under the scenario's own names."""
-    if not scenario.log_patterns:
-        return evidence
+    """The evidence with the log's matches under the scenario's own names. Of system calls those of
+    the core are the last ones: a check that asks for system calls gets these, no worker's."""
+    role = get_engine(scenario.engine).core_role
+    readings = evidence.results(ProcessesData)
+    cores = {use.pid for _, data in readings for use in data.processes if role in use.role}
     probes = [
         result.model_copy(update={"data": _renamed(scenario, result.data)})
         if isinstance(result.data, LogsData)
         else result
         for result in evidence.probes
     ]
+    others = [p for p in probes if isinstance(p.data, SyscallsData) and p.data.pid not in cores]
+    if cores and others:
+        probes = [*others, *(p for p in probes if p not in others)]
     return evidence.model_copy(update={"probes": probes})
 
 
