@@ -709,10 +709,9 @@ def _kept(data: LogsData, run: Run) -> Iterator[str]:
     formed = any(line.engine for line in known.values())
     levels: dict[str, bool] = {}
     for line in known.values():
-        if formed and not line.engine:  # any program's form: uvicorn's, NCCL's
-            continue
         timed = bool(line.level and line.time)
-        if bool(line.source) != timed and (line.source or (timed and sourced)):
+        odd = bool(line.source) != timed and (line.source or (timed and sourced))
+        if odd and not formed:  # else its reader knew each engine's form
             yield f"line {line.number} is in another form than the engine's"
         after = known.get(line.number + 1)
         if line.level not in LEVELS:

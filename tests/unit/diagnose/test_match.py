@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
+from made_up import GHOST, drop, hang_run, healthy_run, logs, probed, swap
 from mmrepro.base.errors import UnknownScenario
 from mmrepro.failure.documents.diagnosis import Fit, Match
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, views
@@ -27,6 +27,7 @@ from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario import LiveFacts
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
+from seen import waiting
 
 GHOST_KEY = load_scenario("ghost-key-eviction")
 DESYNC = load_scenario("mm-cache-desync")
@@ -60,6 +61,15 @@ def test_a_hung_server_is_matched_by_the_ghost_key_alone() -> None:
     assert failed(found[0]) == {}
     assert found[0].exposed is True
     assert all(m.fit in (Fit.EXPOSED, Fit.NOT_THIS) for m in found[1:])
+
+
+def test_a_worker_that_waits_does_not_speak_for_the_core() -> None:
+    """Its system calls are read as well, and may come last."""
+    evidence = hung()
+    worker = waiting().model_copy(update={"pid": 99_999})
+    evidence.probes.append(probed(worker).model_copy(update={"phase": "check"}))
+    ghost = match_all(ALL_VLLM, evidence, FACTS)[0]
+    assert (ghost.scenario, ghost.fit) == ("ghost-key-eviction", Fit.MATCH), failed(ghost)
 
 
 @pytest.mark.parametrize(
