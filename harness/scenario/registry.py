@@ -95,7 +95,8 @@ def _raised_in(error: BaseException, path: Path) -> bool:
     """Whether a ``raise`` in the file itself made ``error``, and not a signal."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
-    return Path(last.filename) == path and (last.line or "").lstrip().startswith("raise")
+    here = Path(last.filename).resolve() == path.resolve()
+    return here and (last.line or "").lstrip().startswith("raise")
 
 
 def _checked(candidate: object, where: str, conditions: bool = True) -> Scenario:
