@@ -124,7 +124,6 @@ def named(server: Server, folder: Path) -> dict[str, Any]:
         "engine": (log["engine"], found["target"]["engine"]),
         "cause": log["cause"]["class"],
         "servers": [one["cause"]["class"] for one in log["servers"]],
-        "first error": bool(log["first_error"]) and log["first_error"]["text"][:120],
         "state": found["assessment"]["state"],
         "classes": sorted(one["name"] for one in found["classes"]),
         "fits": sorted(m["scenario"] for m in found["matches"] if m["fit"] in ("match", "likely")),
