@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mmrepro.tools.catalogue.find import Entry, Found
 
 GROUP = "mmrepro.scenarios"
-"""Of the entry points with which distributions add scenarios (mmrepro.scenario.registry)."""
+"""Entry points with which distributions add scenarios (mmrepro.scenario.registry)."""
 SHOWN = 3
 """Of what it is, and of what it may be."""
 WIDTH = 100

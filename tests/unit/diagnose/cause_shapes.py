@@ -402,7 +402,7 @@ SHAPES: tuple[Shape, ...] = (
     Shape("no new thread", C.MACHINE_LIMIT, fatal("RuntimeError: can't start new thread"),
       "thread"),
     Shape("the disk is full", C.MACHINE_LIMIT,
-      scheduler("OSError: [Errno 28] No space left on device: '/root/.triton/cache/x'"),
+      scheduler("OSError: [Errno 28] No space left on device: '/home/app/.triton/cache/x'"),
       "No space left", "TP2", "sglang"),
     Shape("shared memory is used up", C.MACHINE_LIMIT,
       scheduler("torch.distributed.DistBackendError: NCCL error in: "
