@@ -183,9 +183,8 @@ def as_seen_by(scenario: Scenario, evidence: Evidence) -> Evidence:
         else result
         for result in evidence.probes
     ]
-    others = [p for p in probes if isinstance(p.data, SyscallsData) and p.data.pid not in cores]
-    if cores and others:
-        probes = [*others, *(p for p in probes if p not in others)]
+    if cores:
+        probes.sort(key=lambda p: not isinstance(p.data, SyscallsData) or p.data.pid in cores)
     return evidence.model_copy(update={"probes": probes})
 
 
