@@ -21,9 +21,11 @@ RUN awk '/^uv==/ { on = 1; print; next } on && /^[^ ]/ { exit } on' constraints.
  && python3 -m venv /opt/uv \
  && /opt/uv/bin/pip install --no-cache-dir --require-hashes -r uv.txt
 COPY . .
+# "[run]": what starts engines. Empty for a sidecar, which only observes one.
+ARG EXTRAS=[run]
 RUN python3 -m venv --without-pip /opt/mmrepro \
  && /opt/uv/bin/uv pip install --no-cache --python /opt/mmrepro/bin/python \
-    --constraint constraints.txt --compile-bytecode .
+    --constraint constraints.txt --compile-bytecode ".${EXTRAS}"
 
 # hadolint ignore=DL3006
 FROM ${BASE}

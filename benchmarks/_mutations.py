@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 JUDGES = (
     "harness/failure/signature/*.py",
     *(f"harness/scenario/{n}.py" for n in ("common", "vllm", "sglang", "lmdeploy", "minivllm")),
-    "harness/run/judge.py",
+    "harness/runs/judge.py",
     "harness/traffic/evidence/model.py",
     "harness/campaign/ablate/search.py",
     "harness/live/diagnose/*.py",

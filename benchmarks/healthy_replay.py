@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from mmrepro.engines import get_engine
-from mmrepro.run.play.player import Player, PlayOptions
+from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import Judged

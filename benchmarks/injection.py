@@ -35,7 +35,7 @@ from live_server import Server, answers, ask, serving  # noqa: E402
 from mmrepro.base import processes  # noqa: E402
 from mmrepro.engines.models import TinyModel, TinyQwen2VL  # noqa: E402
 from mmrepro.engines.models.qwen import TinyQwen3  # noqa: E402
-from mmrepro.run.options import StartMode  # noqa: E402
+from mmrepro.runs.options import StartMode  # noqa: E402
 from test_log_trust import IMITATIONS  # noqa: E402
 
 ENGINES: dict[str, tuple[str, TinyModel, tuple[str, ...]]] = {

@@ -30,7 +30,7 @@ from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.failure.documents.replay import FindingClass, Replay
 from mmrepro.reports.replay import seconds
-from mmrepro.run.starter import MODE_VARIABLE
+from mmrepro.runs.starter import MODE_VARIABLE
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.case.sending import body

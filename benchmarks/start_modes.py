@@ -22,9 +22,9 @@ from mmrepro.engines import get_engine
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.supervise import answers, free_port
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.start import ServerSpec, target
-from mmrepro.run.starter import Starter, StartStages, fork_server_spec
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.start import ServerSpec, target
+from mmrepro.runs.starter import Starter, StartStages, fork_server_spec
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 

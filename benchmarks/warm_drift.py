@@ -21,9 +21,9 @@ from pathlib import Path
 from mmrepro.base import processes
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.supervise.warm import ForkServer
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.start import ServerSpec, target
-from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, fork_server_spec
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.start import ServerSpec, target
+from mmrepro.runs.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, fork_server_spec
 from mmrepro.scenario.registry import load_scenario
 from start_modes import Bench
 

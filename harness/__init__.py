@@ -1,3 +1,32 @@
-"""mmrepro: reproduce and diagnose failures of multimodal LLM inference engines."""
+"""mmrepro: reproduce and diagnose failures of LLM inference engines."""
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmrepro.api import (
+        diagnose as diagnose,
+        judge as judge,
+        load as load,
+        logs as logs,
+        replay as replay,
+        run as run,
+    )
+
+__version__ = "0.2.0"
+
+
+_API = ("diagnose", "judge", "load", "logs", "replay", "run")
+
+
+def __getattr__(function: str) -> Any:
+    """The functions of :mod:`mmrepro.api`; importing mmrepro alone loads nothing else."""
+    if function in _API:
+        from importlib import import_module
+
+        # Not by a statement: what a run imports is its key, and no run imports the API.
+        return getattr(import_module("mmrepro.api"), function)
+    raise AttributeError(f"module 'mmrepro' has no attribute {function!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_API]

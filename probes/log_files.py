@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import zstandard
 from mmrepro.probes.base import Unavailable
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MAX_FILES = 1000
 STDIN = Path("-")
 """The standard input, as it is written among paths."""
-BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
+BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 """What reading a damaged file raises."""
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -30,9 +34,7 @@ _OPENERS: Mapping[str, Callable[[BinaryIO], Any]] = {
     "gzip": gzip.open,
     "bz2": bz2.open,
     "xz": lzma.open,
-    "zstd": lambda stream: zstandard.ZstdDecompressor().stream_reader(
-        stream, read_across_frames=True
-    ),
+    "zstd": zstd.open,
 }
 _BOMS = (  # the longer ones first: UTF-32's begins as UTF-16's
     (codecs.BOM_UTF32_LE, "utf-32"),

@@ -69,4 +69,4 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def by_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evidence is judged by its conditions alone: a change of it need not fit the rest."""
-    monkeypatch.setattr("mmrepro.run.judge.held", lambda evidence, facts: ({}, evidence))
+    monkeypatch.setattr("mmrepro.runs.judge.held", lambda evidence, facts: ({}, evidence))

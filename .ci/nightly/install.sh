@@ -10,6 +10,6 @@ python3 -m venv "$folder/uv"
   --requirement <(awk '/^uv==/ { on = 1; print; next } on && /^[^ ]/ { exit } on' constraints.txt)
 python3 -m venv --without-pip "$folder/mmrepro"
 "$folder/uv/bin/uv" pip install --quiet --python "$folder/mmrepro/bin/python" \
-  --constraint constraints.txt .
+  --constraint constraints.txt '.[run]'
 if [ -n "${GITHUB_PATH:-}" ]; then echo "$folder/mmrepro/bin" >> "$GITHUB_PATH"; fi
 "$folder/mmrepro/bin/mmrepro" --version

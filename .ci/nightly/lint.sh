@@ -12,6 +12,8 @@ zizmor --quiet --offline --pedantic --strict-collection .github/workflows || fai
 check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml || failed=1
 check-jsonschema --builtin-schema custom.github-workflows-require-timeout \
   .github/workflows/*.yml || failed=1
+check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml || failed=1
+check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml || failed=1
 check-jsonschema --builtin-schema vendor.gitlab-ci docs/ci/gitlab-ci.yml || failed=1
 check-jsonschema --builtin-schema vendor.buildkite docs/ci/buildkite.yml || failed=1
 

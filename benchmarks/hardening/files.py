@@ -131,7 +131,7 @@ def warmed(place: Path) -> None:
     warnings.filterwarnings("ignore", "Duplicate name")  # two members of one name are made here
     from mmrepro.base.errors import EngineStartError
     from mmrepro.cli.app import app
-    from mmrepro.run.play.player import Player
+    from mmrepro.runs.play.player import Player
     from typer.testing import CliRunner
 
     def no_server(*_: object, **__: object) -> NoReturn:

@@ -43,7 +43,7 @@ from mmrepro.live.watch.checker import Checker
 from mmrepro.live.watch.health import Health
 from mmrepro.live.watch.loop import watch_of
 from mmrepro.live.watch.options import WatchCommand
-from mmrepro.run.options import StartMode
+from mmrepro.runs.options import StartMode
 from servers import Simulated
 
 COUNT, EACH = 50, 10

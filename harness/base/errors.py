@@ -30,6 +30,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
+INSTALL_RUN = "pip install 'mmrepro[run]'"
+"""What to type where the packages that run engines are missing."""
+
 
 class ExitCode(IntEnum):
     """What ``mmrepro`` exits with."""

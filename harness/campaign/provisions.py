@@ -31,9 +31,9 @@ from mmrepro.engines.environments.uv import UvFailed, run_uv
 from mmrepro.engines.supervise import free_port
 from mmrepro.engines.supervise.warm import ForkServer, ForkServers, ForkServerSpec, Refused
 from mmrepro.failure.documents.ledger import Cell
-from mmrepro.run.options import StartMode
-from mmrepro.run.start import ServerSpec, target
-from mmrepro.run.starter import Starter, fork_server_spec, warm_root
+from mmrepro.runs.options import StartMode
+from mmrepro.runs.start import ServerSpec, target
+from mmrepro.runs.starter import Starter, fork_server_spec, warm_root
 from mmrepro.scenario.registry import load_scenario
 from pydantic import ValidationError
 

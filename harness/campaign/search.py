@@ -32,8 +32,8 @@ from mmrepro.failure.documents.folder import new_folder, prepared
 from mmrepro.failure.documents.ledger import LEDGER_FILE, Attempt, Cell, Night, NightState, Planned
 from mmrepro.failure.documents.searches import SearchDocument
 from mmrepro.history.ledger import History, Ledger
-from mmrepro.run.key import gpu_models
-from mmrepro.run.options import SeveralRuns
+from mmrepro.runs.key import gpu_models
+from mmrepro.runs.options import SeveralRuns
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 

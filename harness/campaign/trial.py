@@ -22,7 +22,7 @@ from mmrepro.base.records import Moment
 from mmrepro.base.units import duration
 from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
-from mmrepro.run.options import RunCommand, StartMode
+from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 

@@ -21,7 +21,7 @@ from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned, Role
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
-from mmrepro.run.play.players import Players
+from mmrepro.runs.play.players import Players
 
 if TYPE_CHECKING:
     from mmrepro.campaign.provisions import Provisions

@@ -6,9 +6,17 @@ import signal
 import sys
 from types import FrameType
 
-from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError
+from mmrepro.base.errors import (
+    INSTALL_RUN,
+    ExitCode,
+    InfrastructureError,
+    MmreproError,
+    UsageError,
+)
 from mmrepro.base.machine.streams import Streams
 
+RUN_MODULES = ("PIL", "greenlet", "jinja2", "tokenizers", "uv")
+"""What the extra ``run`` of pyproject.toml installs."""
 DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 
 
@@ -56,7 +64,8 @@ def _refused(error: OSError) -> int:
 
 
 def _foreign(error: Exception) -> int:
-    """Typer prints its own errors; anything else is a bug of ours, in one line."""
+    """Typer prints its own errors, a missing extra has a sentence; anything else is a bug of ours,
+    in one line."""
     show = getattr(error, "show", None)  # every exception of click has it, vendored or not
     if callable(show):
         with contextlib.suppress(OSError):
@@ -64,6 +73,13 @@ def _foreign(error: Exception) -> int:
         return ExitCode.USAGE
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", ExitCode.INTERRUPTED))
+    if isinstance(error, ModuleNotFoundError) and error.name in RUN_MODULES:
+        _report(
+            UsageError(
+                f"This needs {error.name}, which comes with what runs engines.", hint=INSTALL_RUN
+            )
+        )
+        return ExitCode.USAGE
     _say(
         f"mmrepro failed: {type(error).__name__}: {str(error)[:1000]}\n"
         f"This is a bug of mmrepro; {DEBUG_HINT}."

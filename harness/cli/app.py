@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 HELP_COLUMNS = 120
 """Help is as wide as the terminal, up to that: longer lines are hard to read."""
 COMMANDS = {
+    "demo": ("demo:demo", "Show a recorded incident. Nothing is downloaded."),
     "run": ("run:run", "Drive a real engine into a known failure."),
     "diagnose": ("live:diagnose", "Find out what is wrong with a live server."),
     "logs": ("logs:logs", "Find out what ended a server, by its logs and dumps."),
@@ -46,6 +47,24 @@ COMMANDS = {
     "warm": ("warm:app", "Keep engines imported between commands."),
 }
 """By name: where a command is (``module:name`` below ``mmrepro.cli``), and what it does."""
+GROUPS = {
+    "First": ("demo",),
+    "A server that hangs, died or does not start": (
+        *("diagnose", "logs", "why", "find", "watch", "probe", "check"),
+    ),
+    "A bug report, or traffic that breaks a server": (
+        "replay",
+        "fuzz",
+        "run",
+        "list",
+        "show",
+        "claims",
+    ),
+    "Releases to guard": ("matrix", "bisect", "ablate", "accept"),
+    "What ran here": ("incidents", "open", "report", "judge", "bundle", "resume", "schema"),
+    "Tools": ("new", "kv-budget", "collide", "env", "warm"),
+}
+"""The commands by what brings a person here."""
 
 
 class Root(TyperGroup):
@@ -63,8 +82,9 @@ class Root(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
         begun = [(n, about) for n, (_, about) in COMMANDS.items() if n.startswith(incomplete)]
@@ -99,7 +119,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Reproduce and diagnose failures of multimodal LLM inference engines.\n\n"
-    "Start here:  mmrepro run ghost-key-eviction",
+    "Start here:  mmrepro demo",
     epilog="Exit codes: 0 as expected · 1 not as expected · 2 usage · 3 inconclusive · "
     "4 infrastructure · 130 interrupted · 141 broken pipe",
 )

@@ -219,10 +219,8 @@ def prune(asked: EnvPruneCommand) -> None:
 @dataclass(frozen=True)
 class WheelhouseCommand(Command):
     COMMAND: ClassVar[str] = "env wheelhouse"
-    engine: str = common.ENGINE_NAME("", argument=True, required=True)
-    release: str = common.RELEASE(
-        "", help="Its release, e.g. 0.23.0.", shown="", argument=True, required=True
-    )
+    engine: str = common.ENGINE_NAME("", argument=True, shown="mmrepro alone")
+    release: str = common.RELEASE("", help="Its release, e.g. 0.23.0.", shown="", argument=True)
     into: Path = common.OUT(
         Path(),
         help="Folder for it; a wheelhouse that is there gets the engine added.",
@@ -258,7 +256,7 @@ class WheelhouseCommand(Command):
 @app.command(cls=DeclaredCommand)
 @command(WheelhouseCommand)
 def wheelhouse(asked: WheelhouseCommand) -> None:
-    """Carry an engine and mmrepro to a machine without a network, in parts of a bounded size.
+    """Carry mmrepro, and an engine, to a machine without a network, in parts of a bounded size.
 
     There: `python3 DIR/part-01/install.py`, then `mmrepro env create ENGINE RELEASE --wheelhouse
     DIR`.
@@ -272,7 +270,9 @@ def wheelhouse(asked: WheelhouseCommand) -> None:
     from mmrepro.engines.environments.wheelhouse import make, make_target
     from rich.console import Console
 
-    spec = spec_for(asked.engine, asked.release, asked.device)
+    if asked.engine and not asked.release:
+        raise UsageError("Which release?", hint=f"mmrepro env wheelhouse {asked.engine} RELEASE")
+    spec = spec_for(asked.engine, asked.release, asked.device) if asked.engine else None
     freeze = ""
     if asked.have:
         try:
@@ -280,7 +280,7 @@ def wheelhouse(asked: WheelhouseCommand) -> None:
         except OSError as error:
             raise UsageError(f"{asked.have} cannot be read: {error.strerror}.") from error
     target = make_target(asked.python, asked.platform, freeze)
-    title = f"{spec.engine} {spec.release} ({spec.device})"
+    title = f"{spec.engine} {spec.release} ({spec.device})" if spec else "mmrepro"
     with building(Console(stderr=True), title) as progress:
         made = make(
             spec,
@@ -302,11 +302,13 @@ def _print(made: Made, into: Path) -> None:
     from mmrepro.cli.console import table_console
     from rich.table import Table
 
-    carried = [one for one in made.plan.packages if one.file is not None]
+    packages = made.plan.packages if made.plan else made.harness
+    carried = [one for one in packages if one.file is not None]
     carried.sort(key=lambda one: -(one.size or 0))
-    left = [one for one in made.plan.packages if one.file is None]
+    left = [one for one in packages if one.file is None]
     table = Table(box=None, pad_edge=False)
-    table.add_column(f"{len(carried)} packages of {made.plan.title}", no_wrap=True)
+    title = made.plan.title if made.plan else "mmrepro"
+    table.add_column(f"{len(carried)} packages of {title}", no_wrap=True)
     table.add_column("MB", justify="right", no_wrap=True)
 
     def row(text: str, packages: list[Planned]) -> None:
@@ -319,15 +321,17 @@ def _print(made: Made, into: Path) -> None:
         row(f"{one.name} {one.version}{source}", [one])
     if len(carried) > LARGEST:
         row(f"{len(carried) - LARGEST} smaller ones", carried[LARGEST:])
-    row(f"mmrepro's own {len(made.harness)} requirements", made.harness)
-    row("in all", [*carried, *made.harness])
+    if made.plan:
+        row(f"mmrepro's own {len(made.harness)} requirements", made.harness)
+    row("in all", [*carried, *(made.harness if made.plan else ())])
     console = table_console()
     console.print(table)
     by_why: dict[str, list[str]] = {}
     for one in left:
         by_why.setdefault(one.why, []).append(f"{one.name} {one.version}")
     lines = [f"not carried, {why}: {', '.join(names)}" for why, names in by_why.items()]
-    lines.append(f"as of {made.plan.cutoff[:10]}")
+    if made.plan:
+        lines.append(f"as of {made.plan.cutoff[:10]}")
     if (house := made.house) is not None:
         total = sum(piece.bytes for file in house.files for piece in file.pieces)
         parts = "1 part" if len(house.parts) == 1 else f"{len(house.parts)} parts"

@@ -81,7 +81,7 @@ def incidents(asked: IncidentsCommand) -> None:
     from mmrepro.failure.documents.listing import Wanted, find
 
     if asked.open_:
-        _show(Path(asked.open_))
+        show_page(Path(asked.open_))
         return
     wanted = Wanted(asked.scenario, asked.engine, asked.release, asked.outcome, asked.since)
     found = find(asked.roots, wanted)
@@ -186,10 +186,11 @@ def open_(asked: OpenCommand) -> None:
 
     Example:  mmrepro open last
     """
-    _show(asked.folder, only_print=asked.print)
+    show_page(asked.folder, only_print=asked.print)
 
 
-def _show(given: Path, *, only_print: bool = False) -> None:
+def show_page(given: Path, *, only_print: bool = False) -> None:
+    """Open the page of what is in ``given``; off a terminal, print its path."""
     import sys
     import webbrowser
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
     from mmrepro.failure.documents.stored import BundleManifest
     from mmrepro.reports.documents import Kind
-    from mmrepro.run.judge import Rejudged
+    from mmrepro.runs.judge import Rejudged
 
 
 def page_of(place: Path) -> Path:
@@ -146,7 +146,7 @@ DOCUMENTS = {
     "alive": "mmrepro.tools.catalogue.documents:AliveDocument",
     "scenario": "mmrepro.tools.catalogue.documents:ScenarioDocument",
     "claims": "mmrepro.tools.catalogue.claims:Claims",
-    "judge": "mmrepro.run.judge:JudgeDocument",
+    "judge": "mmrepro.runs.judge:JudgeDocument",
     "accept-list": "mmrepro.campaign.accept.judging:PartsDocument",
     "incidents": "mmrepro.failure.documents.listing:IncidentsDocument",
 }
@@ -205,7 +205,7 @@ def judge(asked: JudgeCommand) -> None:
     Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
     from mmrepro.reports import load
-    from mmrepro.run.judge import JudgedAgain, JudgeDocument, rejudge
+    from mmrepro.runs.judge import JudgedAgain, JudgeDocument, rejudge
 
     judged: list[tuple[Path, Incident, Rejudged]] = []
     for path in asked.incidents:

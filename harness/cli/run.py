@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 from mmrepro.base.errors import ExitCode
 from mmrepro.cli.options import command
-from mmrepro.run.options import RunCommand
+from mmrepro.runs.options import RunCommand
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
-    from mmrepro.run.starter import Starter
+    from mmrepro.runs.starter import Starter
     from mmrepro.scenario import Scenario
     from rich.console import Console
 
@@ -26,8 +26,8 @@ def run(asked: RunCommand) -> None:
     from mmrepro.base.errors import UsageError
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import announce, emit
-    from mmrepro.run.start import target
-    from mmrepro.run.starter import Starter
+    from mmrepro.runs.start import target
+    from mmrepro.runs.starter import Starter
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
@@ -64,14 +64,14 @@ def _one(
     from mmrepro.reports.documents import write
     from mmrepro.reports.incident import KIND, load
     from mmrepro.reports.terminal import print_page
-    from mmrepro.run.runner import begin, execute
+    from mmrepro.runs.runner import begin, execute
 
     display = Progress(console, about, verbose=asked.verbose)
     journal = begin(scenario, asked, display)
     try:
         with display:
             incident = execute(scenario, asked, journal, starter)
-    except UsageError:  # nothing was run: no incident
+    except (UsageError, ModuleNotFoundError):  # nothing was run: no incident
         discard(journal.folder)
         raise
     except BaseException:

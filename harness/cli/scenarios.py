@@ -14,7 +14,7 @@ from mmrepro.base.errors import BrokenScenario, UsageError
 from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.options import command
-from mmrepro.run.options import NamedScenario
+from mmrepro.runs.options import NamedScenario
 
 if TYPE_CHECKING:
     from datetime import datetime

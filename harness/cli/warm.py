@@ -58,9 +58,9 @@ def start(asked: WarmStartCommand) -> None:
     from mmrepro.engines.environments.build import ensure
     from mmrepro.engines.supervise import free_port
     from mmrepro.engines.supervise.warm import ForkServers, Refused
-    from mmrepro.run.options import RunCommand
-    from mmrepro.run.start import ServerSpec, target
-    from mmrepro.run.starter import fork_server_spec, warm_root
+    from mmrepro.runs.options import RunCommand
+    from mmrepro.runs.start import ServerSpec, target
+    from mmrepro.runs.starter import fork_server_spec, warm_root
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
@@ -107,7 +107,7 @@ def status(asked: WarmStatusCommand) -> None:
     Example:  mmrepro warm status
     """
     from mmrepro.engines.supervise.warm import kept_fork_servers
-    from mmrepro.run.starter import warm_root
+    from mmrepro.runs.starter import warm_root
 
     living = kept_fork_servers(warm_root())
     if asked.json:
@@ -136,7 +136,7 @@ def stop(asked: WarmStopCommand) -> None:
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.engines.supervise.warm import kept_fork_servers
-    from mmrepro.run.starter import warm_root
+    from mmrepro.runs.starter import warm_root
 
     key = asked.key
     chosen = [parent for parent in kept_fork_servers(warm_root()) if parent.key.startswith(key)]

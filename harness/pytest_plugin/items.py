@@ -47,8 +47,8 @@ from mmrepro.pytest_plugin import (
 )
 from mmrepro.pytest_plugin.running import How, Ran, Runs, failure, sentence
 from mmrepro.reports.documents import MARKDOWN_FILE
-from mmrepro.run.options import RunCommand
-from mmrepro.run.start import target
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.start import target
 from mmrepro.scenario.registry import load_scenario
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 

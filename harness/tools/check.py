@@ -14,7 +14,7 @@ from typing import Annotated
 
 import psutil
 from mmrepro.base import processes, units
-from mmrepro.base.errors import MmreproError, UsageError
+from mmrepro.base.errors import INSTALL_RUN, MmreproError, UsageError
 from mmrepro.base.machine.files import Device, cache_root, detect_device
 from mmrepro.base.machine.gpu import choose, read_gpus
 from mmrepro.base.machine.host import child_environment
@@ -125,7 +125,7 @@ def uv() -> Part:
         required=True,
         found="not found",
         costs="environments of engines cannot be built",
-        hint="pip install uv",
+        hint=INSTALL_RUN,
     )
     try:
         version = uv_version()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from live import COMMAND, Finished, Running, RunOnce
 from mmrepro.engines.supervise.warm import kept_fork_servers
-from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
+from mmrepro.runs.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrepro.run.starter import ROOT_VARIABLE
+from mmrepro.runs.starter import ROOT_VARIABLE
 
 COMMAND = [sys.executable, "-m", "mmrepro"]
 SHM = Path("/dev/shm")

@@ -22,8 +22,8 @@ from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.models import TinyModel
 from mmrepro.engines.supervise import free_port
-from mmrepro.run.options import StartMode
-from mmrepro.run.starter import MODE_VARIABLE, Starter
+from mmrepro.runs.options import StartMode
+from mmrepro.runs.starter import MODE_VARIABLE, Starter
 from mmrepro.scenario import Scenario
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive

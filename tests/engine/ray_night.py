@@ -34,7 +34,7 @@ from mmrepro.failure.documents.ledger import Attempt, Cell, Night, NightState, P
 from mmrepro.failure.documents.searches import Bisection, Point
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
-from mmrepro.run.options import RunCommand
+from mmrepro.runs.options import RunCommand
 from mmrepro.scenario.registry import load_scenario
 
 RELEASES = [f"0.{number}.0" for number in range(41)]

@@ -17,7 +17,7 @@ import pytest
 from live import COMMAND, wait_for
 from mmrepro.failure.documents.ledger import Lost, NightState
 from mmrepro.history.ledger import NightRuns, read
-from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
+from mmrepro.runs.starter import IDLE_VARIABLE, ROOT_VARIABLE
 from uv import find_uv_bin
 
 pytestmark = pytest.mark.engine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import FindingClass
-from mmrepro.run.play.player import Player, PlayOptions
+from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.scenarios.borrowed_faults import PAD_RANGE
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.crosstalk import crosstalk

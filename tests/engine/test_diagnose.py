@@ -22,7 +22,7 @@ from live import COMMAND, assert_nothing_left, processes_in, shared_memory, wait
 from live_server import Load, Server, Told, ask, diagnose, serving
 from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.engines.models.qwen import TinyQwen3
-from mmrepro.run.options import StartMode
+from mmrepro.runs.options import StartMode
 
 pytestmark = pytest.mark.engine
 GHOST = "ghost-key-eviction"

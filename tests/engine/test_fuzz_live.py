@@ -16,7 +16,7 @@ from live import COMMAND, children, wait_for
 from live_server import serving
 from mmrepro.engines.models.qwen import TinyQwen3
 from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, VERDICTS_FILE, Fuzz
-from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
+from mmrepro.runs.starter import IDLE_VARIABLE, ROOT_VARIABLE
 from mmrepro.traffic.case.files import read_case
 
 pytestmark = pytest.mark.engine

@@ -13,9 +13,9 @@ from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.failure.documents.replay import FindingClass
-from mmrepro.run.options import RunCommand
-from mmrepro.run.play.player import Player, PlayOptions
-from mmrepro.run.start import Started
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.runs.start import Started
 from mmrepro.scenario import Scenario
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.judge import judge

@@ -14,7 +14,7 @@ import pytest
 from live import COMMAND, children, wait_for
 from mmrepro.failure.documents.ledger import NightState
 from mmrepro.history.ledger import read
-from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
+from mmrepro.runs.starter import IDLE_VARIABLE, ROOT_VARIABLE
 
 pytestmark = pytest.mark.engine
 

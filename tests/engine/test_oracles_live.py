@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import FindingClass
-from mmrepro.run.play.player import Player, PlayOptions
+from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.traffic.case.model import (

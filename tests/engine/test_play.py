@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from mmrepro.engines.models.qwen import TinyQwen3
 from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
-from mmrepro.run.judge import Deadlines, derive
-from mmrepro.run.play.player import Player, PlayOptions
+from mmrepro.runs.judge import Deadlines, derive
+from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState, Reading
 from mmrepro.traffic.evidence import RequestRecord

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from live import children, wait_for
 from mmrepro.engines.environments.wheelhouse.own import own_wheel
-from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
+from mmrepro.runs.starter import IDLE_VARIABLE, ROOT_VARIABLE
 
 pytestmark = pytest.mark.engine
 
@@ -83,7 +83,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     versions.write_text("".join(f"{v}\n" for v in frozen.stdout.split() if "==" in v))
     subprocess.run([*UV, "venv", "-q", "--python", sys.executable, folder / "env"], check=True)
     python = folder / "env/bin/python"
-    install = [*UV, "pip", "install", "-q", "--python", python, "-c", versions, wheel, "pytest"]
+    install = [*UV, "pip", "install", "-q", "--python", python, "-c", versions, f"{wheel}[run]"]
+    install += ["pytest"]
     subprocess.run(install, check=True)
     return folder / "env/bin/pytest"
 

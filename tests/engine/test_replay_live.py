@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from live import COMMAND, children, wait_for
 from mmrepro.failure.documents.replay import REPLAY_FILE, VERDICTS_FILE, Replay
-from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
+from mmrepro.runs.starter import IDLE_VARIABLE, ROOT_VARIABLE
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import Case
 from traces import culprits, culprits_trace

@@ -23,9 +23,9 @@ from mmrepro.base import processes
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.spec import STARTS_FILE, Environment, starts_seen
 from mmrepro.engines.environments.store import used_by
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.start import ServerSpec, target
-from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE, Starter
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.start import ServerSpec, target
+from mmrepro.runs.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE, Starter
 from mmrepro.scenario.registry import load_scenario
 
 pytestmark = pytest.mark.engine

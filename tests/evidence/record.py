@@ -36,7 +36,7 @@ from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.stored import MANIFEST_FILE, BundledFile, BundleManifest
 from mmrepro.history import ledger
 from mmrepro.reports import load
-from mmrepro.run.judge import effect, facts_of, judge, note_effects
+from mmrepro.runs.judge import effect, facts_of, judge, note_effects
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import data
 from mmrepro.tools.catalogue import claims, recorded, standing

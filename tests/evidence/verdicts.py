@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import Incident
-from mmrepro.run import judge
-from mmrepro.run.judge import facts_of
+from mmrepro.runs import judge
+from mmrepro.runs.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
 from typer.testing import CliRunner
 

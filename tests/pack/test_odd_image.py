@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.reports import load
-from mmrepro.run.judge import rejudge
+from mmrepro.runs.judge import rejudge
 from mmrepro.scenario import RunFacts
 from mmrepro.scenario.more import Fidelity
 from mmrepro.scenario.registry import load_scenario

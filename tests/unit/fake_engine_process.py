@@ -12,8 +12,8 @@ from typing import Any, cast
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.supervise import EngineProcess, StopReport
-from mmrepro.run.options import StartMode
-from mmrepro.run.starter import Starter
+from mmrepro.runs.options import StartMode
+from mmrepro.runs.starter import Starter
 
 Goes = Callable[["FakeProcess"], None]
 """How a start goes: it makes the process ready, or ends it, or raises."""

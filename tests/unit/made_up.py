@@ -27,7 +27,7 @@ from mmrepro.probes.data import (
     SyscallsData,
     ThreadStack,
 )
-from mmrepro.run.judge import judge as judge_run
+from mmrepro.runs.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.traffic.evidence import Evidence, Phase, ReproducerResult, RequestRecord
 

@@ -9,7 +9,7 @@ from made_up import http, probed, request
 from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.signature import Outcome, Truth, evaluate
 from mmrepro.probes.data import LogsData
-from mmrepro.run.judge import judge as judge_run
+from mmrepro.runs.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
 from mmrepro.scenarios import shape_alias
 from mmrepro.traffic.evidence import Evidence, ReproducerResult, RequestRecord

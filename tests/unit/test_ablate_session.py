@@ -27,8 +27,8 @@ from mmrepro.failure.documents import ClaimStatus
 from mmrepro.failure.documents.searches import Ablation, CellState, Conclusion, FactorClass
 from mmrepro.reports.ablation import KIND
 from mmrepro.reports.documents import keep
-from mmrepro.run import key
-from mmrepro.run.options import StartMode
+from mmrepro.runs import key
+from mmrepro.runs.options import StartMode
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
 from worlds import World, WorldTrials, as_in_0_23, environment

@@ -15,7 +15,7 @@ from mmrepro.failure.signature.decide import guarded
 from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of, judge
+from mmrepro.runs.judge import facts_of, judge
 from mmrepro.scenario import Check, LiveFacts, Scenario, Truth, common, gpu
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.parts import Declared

@@ -28,7 +28,7 @@ from made_up_sglang import (
 from mmrepro.failure.documents import Fidelity, Incident
 from mmrepro.failure.signature import Condition, Outcome, Truth, evaluate
 from mmrepro.reports import load
-from mmrepro.run.judge import rejudge
+from mmrepro.runs.judge import rejudge
 from mmrepro.scenario import LiveFacts, Logs, RunFacts, Scenario, sglang as sharing
 from mmrepro.scenario.more import ComparedAnswers
 from mmrepro.scenario.registry import load_scenario

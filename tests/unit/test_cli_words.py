@@ -14,7 +14,7 @@ from mmrepro.base.errors import ExitCode, InfrastructureError
 from mmrepro.cli import console
 from mmrepro.cli.console import announce
 from mmrepro.engines import spec_for
-from mmrepro.run.options import RunCommand
+from mmrepro.runs.options import RunCommand
 from test_cli import Here, here as here, mmrepro
 from test_incidents_cli import campaign, campaigns as campaigns, kept, several as several
 

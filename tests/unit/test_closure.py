@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base.machine.files import state
-from mmrepro.run.key import _imports, closure, folder_of
+from mmrepro.runs.key import _imports, closure, folder_of
 
 TYPES_ONLY = "TYPE_CHECKING"
 OWN = (".", "mmrepro")
@@ -109,8 +109,8 @@ def test_a_package_of_somebody_else_is_followed_and_its_dependencies_are_not(
 
 
 def test_what_is_stopped_at_is_left_out_with_what_it_alone_imports() -> None:
-    whole = closure(["mmrepro.run.runner"])
-    less = closure(["mmrepro.run.runner"], ["mmrepro.engines.environments.build"])
+    whole = closure(["mmrepro.runs.runner"])
+    less = closure(["mmrepro.runs.runner"], ["mmrepro.engines.environments.build"])
     assert {
         "mmrepro.engines.environments.build",
         "mmrepro.engines.environments.recipe",

@@ -23,7 +23,7 @@ from mmrepro.failure.signature.coherence import CHECKS, EVERYTHING, Run, doubts
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import LogsData, MetricsData, ProbeData, ProcessesData, StacksData
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of, held, judge, rejudge
+from mmrepro.runs.judge import facts_of, held, judge, rejudge
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence, Held, doubts_read

@@ -31,7 +31,7 @@ from mmrepro.probes.data import (
     SyscallsData,
 )
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of
+from mmrepro.runs.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
 
 HANG, DEATH, KILLED = "ghost-key-eviction-0.14.0", "embeds-mrope-0.23.0", "top-logprobs-kill-0.5.23"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from imposters import CORPUS
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of
+from mmrepro.runs.judge import facts_of
 from mmrepro.scenarios.pad_value_collision import SCENARIO, traffic
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 

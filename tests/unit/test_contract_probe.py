@@ -15,8 +15,8 @@ import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, get_engine
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.options import RunCommand
-from mmrepro.run.start import ServerSpec
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.start import ServerSpec
 from mmrepro.scenario.registry import load_scenario
 
 ENVIRONMENT: Any = SimpleNamespace(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.run.judge import CEILING_S, FACTOR, FLOOR_S, derive
+from mmrepro.runs.judge import CEILING_S, FACTOR, FLOOR_S, derive
 
 SECONDS = st.floats(0, 1000)
 LATENCIES = st.lists(SECONDS, min_size=1, max_size=8)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 from markdown_it import MarkdownIt
-from mmrepro.cli.app import COMMANDS, app
+from mmrepro.cli.app import COMMANDS, GROUPS, app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -134,9 +134,32 @@ def test_the_commands_it_names_exist(page: Path) -> None:
     assert not unknown
 
 
-def test_every_command_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert not [name for name in COMMANDS if not re.search(rf"`(mmrepro )?{name}\b", text)]
+def test_every_command_has_a_group() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("a server hangs", "mmrepro diagnose http://127.0.0.1:8000 "),
+        ("a traceback in a log", "mmrepro logs server.log "),
+        ("a report with a curl line", "mmrepro replay night.har "),
+        ("before an upgrade", "mmrepro list --alive "),
+    ],
+)
+def test_the_readme_answers_on_its_first_two_screens(question: str, answer: str) -> None:
+    """Screens of 35 rows and 100 columns, the picture counted as 17 rows."""
+    assert answer in README, question
+    before = re.sub(r"\]\([^)\n]*\)", "]", README.partition(answer)[0])  # as it is rendered
+    rows = sum(1 + len(line) // 100 for line in before.splitlines()) + 17
+    assert rows <= 2 * 35
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README) <= 6000
 
 
 def test_the_layers_are_those_that_are_checked() -> None:
@@ -147,7 +170,10 @@ def test_the_layers_are_those_that_are_checked() -> None:
     assert shown.splitlines() == layers
 
 
-def test_the_picture_of_the_rooms_is_that_of_the_imports() -> None:
-    command = [sys.executable, ROOT / "benchmarks/house.py", "--check"]
+@pytest.mark.parametrize(
+    "script", ["benchmarks/house.py", "benchmarks/end_screen.py", ".ci/site.py"]
+)
+def test_what_a_script_draws_is_up_to_date(script: str) -> None:
+    command = [sys.executable, ROOT / script, "--check"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

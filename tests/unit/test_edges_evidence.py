@@ -25,7 +25,7 @@ from mmrepro.failure.signature import checks, comparison, views
 from mmrepro.failure.signature.decide import all_met, guarded
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import LogsData, StacksData
-from mmrepro.run.judge import Deadlines, derive, of_gate
+from mmrepro.runs.judge import Deadlines, derive, of_gate
 from mmrepro.scenario import Check, Finding, Truth, minivllm, vllm
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario

@@ -12,7 +12,16 @@ from mmrepro.base.records import Setting
 from mmrepro.failure.documents import GateFacts, Incident
 from mmrepro.failure.documents.model import MitigationFacts
 from mmrepro.failure.signature import Condition, ConditionResult, Outcome, Verdict, decide
-from mmrepro.run.judge import FLOOR_S, Change, Effect, effect, expectation, facts_of, judge, rejudge
+from mmrepro.runs.judge import (
+    FLOOR_S,
+    Change,
+    Effect,
+    effect,
+    expectation,
+    facts_of,
+    judge,
+    rejudge,
+)
 from mmrepro.scenario import Finding, RunFacts, Truth
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence

@@ -18,7 +18,7 @@ from mmrepro.failure.documents import Fidelity, WheelFacts
 from mmrepro.probes.data import LogsData
 from mmrepro.reproducers import reproducer_path
 from mmrepro.reproducers.pad_value_collision import radix_cache
-from mmrepro.run.judge import count_stand_ins
+from mmrepro.runs.judge import count_stand_ins
 from packaging.requirements import Requirement
 from simple_incident import incident
 

@@ -8,7 +8,7 @@ import io
 import pytest
 from imposters import CORPUS
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of
+from mmrepro.runs.judge import facts_of
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO, ghost
 from mmrepro.traffic.drive import clip
 from mmrepro.traffic.evidence import Evidence

@@ -14,9 +14,9 @@ from mmrepro.base.machine import gpu as gpu_module
 from mmrepro.base.machine.gpu import leased, read_gpus
 from mmrepro.base.machine.nvml import Nvml
 from mmrepro.failure.documents import Incident
-from mmrepro.run import key
-from mmrepro.run.judge import facts_of
-from mmrepro.run.options import RunCommand
+from mmrepro.runs import key
+from mmrepro.runs.judge import facts_of
+from mmrepro.runs.options import RunCommand
 from mmrepro.traffic.evidence import recorder
 from mmrepro.traffic.evidence.recorder import GpuSampler, Recorder
 from nvml_replayed import Replayed, gpu, machine, mig, process
@@ -35,7 +35,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
     for name in ("CUDA_VISIBLE_DEVICES", "MMREPRO_GPU"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("mmrepro.run.observe.QUIET_SPACING_S", 0.0)
+    monkeypatch.setattr("mmrepro.runs.observe.QUIET_SPACING_S", 0.0)
     monkeypatch.setattr(recorder, "GPU_INTERVAL_S", 0.01)
     monkeypatch.setattr(gpu_module, "LEAVING_S", 0.0)
     monkeypatch.setattr(gpu_module, "nvidia_driver", lambda: True)
@@ -44,7 +44,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
     def run(nvml: Replayed, device: str = "cuda") -> Run:
         made = environment(tmp_path / "environments/fake", device=device)  # type: ignore[arg-type]
         made = replace(made, spec=replace(made.spec, engine="minivllm", release="0.1"))
-        monkeypatch.setattr("mmrepro.run.start.ensure", lambda spec, progress: made)
+        monkeypatch.setattr("mmrepro.runs.start.ensure", lambda spec, progress: made)
         for module in (gpu_module, key):
             monkeypatch.setattr(module, "read_gpus", lambda: read_gpus(nvml))
         monkeypatch.setattr(recorder, "Nvml", lambda binding: Nvml(nvml))

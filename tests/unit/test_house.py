@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from mmrepro.run.key import closure, code_files
+from mmrepro.runs.key import closure, code_files
 from mmrepro.scenario.registry import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ from fake_engine_process import ready, starter
 from mmrepro.engines.environments import build
 from mmrepro.engines.environments.spec import Manifest
 from mmrepro.base.records import WheelFacts
-from mmrepro.run import start as starts, starter as starters
+from mmrepro.runs import start as starts, starter as starters
 
 real = starts.ensure
 

@@ -10,7 +10,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import Incident
 from mmrepro.reports import load
-from mmrepro.run.judge import expectation, facts_of
+from mmrepro.runs.judge import expectation, facts_of
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.data import claims, recorded_runs
 from record import claims_of, runs_of

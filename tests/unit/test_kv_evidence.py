@@ -41,7 +41,7 @@ from mmrepro.failure.documents import ClaimStatus
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
-from mmrepro.run.judge import effect, facts_of, judge as judge_run
+from mmrepro.runs.judge import effect, facts_of, judge as judge_run
 from mmrepro.scenarios.kv_growth_crash import ANSWER, SCENARIO as GROWTH
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET, fewer_tokens, report
 from mmrepro.traffic.evidence import Evidence

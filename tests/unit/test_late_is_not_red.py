@@ -10,7 +10,7 @@ from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Finding, Outcome, Truth, checks
 from mmrepro.probes.data import EndpointAnswer, HttpData
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of, judge
+from mmrepro.runs.judge import facts_of, judge
 from mmrepro.scenario.registry import load_scenario
 
 pytestmark = pytest.mark.usefixtures("by_conditions")

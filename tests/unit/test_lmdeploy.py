@@ -15,8 +15,8 @@ from mmrepro.engines.models.tiny import TinyText
 from mmrepro.failure.documents import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.options import RunCommand
-from mmrepro.run.start import ServerSpec
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.start import ServerSpec
 from mmrepro.scenario.more import Mitigation, Patch
 from mmrepro.scenario.registry import load_scenario
 

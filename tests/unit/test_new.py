@@ -13,7 +13,7 @@ from mmrepro.cli.app import app
 from mmrepro.engines import ENGINES
 from mmrepro.failure.signature import Outcome
 from mmrepro.reports import load
-from mmrepro.run.judge import rejudge
+from mmrepro.runs.judge import rejudge
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from typer.testing import CliRunner
 

@@ -29,7 +29,7 @@ from mmrepro.probes.data import (
     LogsData,
     MetricSample,
 )
-from mmrepro.run.judge import effect
+from mmrepro.runs.judge import effect
 from mmrepro.scenario import vllm
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
 from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC

@@ -23,7 +23,7 @@ from made_up_race import (
 )
 from mmrepro.failure.documents.searches import Ablation, FactorClass, FactorResult
 from mmrepro.failure.signature import Outcome, Truth
-from mmrepro.run.judge import effect, judge as judged
+from mmrepro.runs.judge import effect, judge as judged
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
 from mmrepro.traffic.evidence import Evidence
 

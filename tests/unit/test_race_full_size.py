@@ -9,7 +9,7 @@ import pytest
 from imposters import CORPUS
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of
+from mmrepro.runs.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mmrepro.base import processes
 from mmrepro.engines.supervise.warm import ForkServers
-from mmrepro.run import observe
-from mmrepro.run.observe import Interpreter
+from mmrepro.runs import observe
+from mmrepro.runs.observe import Interpreter
 from mmrepro.traffic.evidence import ReproducerResult
 from toy_engine import toy
 

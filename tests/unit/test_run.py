@@ -25,9 +25,9 @@ from mmrepro.failure.documents import Incident, folder
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of, rejudge
-from mmrepro.run.options import RunCommand
-from mmrepro.run.runner import begin, execute
+from mmrepro.runs.judge import facts_of, rejudge
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.runner import begin, execute
 from mmrepro.scenario import Control, Drive, Finding, Outcome, RunFacts, Scenario
 from mmrepro.scenario.more import Condition
 from mmrepro.traffic.evidence import Evidence
@@ -111,9 +111,9 @@ MakeRun = Callable[..., Run]
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     made = made_up_environment(tmp_path / "environments/fake")
     made = replace(made, spec=replace(made.spec, engine="minivllm", release="0.1"))
-    monkeypatch.setattr("mmrepro.run.start.ensure", lambda spec, progress: made)
-    monkeypatch.setattr("mmrepro.run.observe.QUIET_SPACING_S", 0.0)  # nothing moves in between
-    monkeypatch.setattr("mmrepro.run.observe.SPACING_S", 0.0)
+    monkeypatch.setattr("mmrepro.runs.start.ensure", lambda spec, progress: made)
+    monkeypatch.setattr("mmrepro.runs.observe.QUIET_SPACING_S", 0.0)  # nothing moves in between
+    monkeypatch.setattr("mmrepro.runs.observe.SPACING_S", 0.0)
     return made
 
 
@@ -222,7 +222,7 @@ def test_an_environment_that_cannot_be_built(
     def broken(*_: object, **__: object) -> Environment:
         raise EnvironmentBuildError("uv ended with 1.", detail=["no wheel"])
 
-    monkeypatch.setattr("mmrepro.run.start.ensure", broken)
+    monkeypatch.setattr("mmrepro.runs.start.ensure", broken)
     run = make(Tiny())
     with pytest.raises(EnvironmentBuildError):
         run.execute()
@@ -313,7 +313,7 @@ def test_an_interrupted_run(make: MakeRun, monkeypatch: pytest.MonkeyPatch, mome
         raise KeyboardInterrupt
 
     if moment == "start":
-        monkeypatch.setattr("mmrepro.run.start.answers", interrupted)
+        monkeypatch.setattr("mmrepro.runs.start.answers", interrupted)
     run = make(Tiny(interrupted if moment == "trigger" else lambda: None))
     with pytest.raises(KeyboardInterrupt):
         run.execute()
@@ -465,7 +465,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
     def interrupted(*_: object) -> Incident:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mmrepro.run.runner.blank", interrupted)
+    monkeypatch.setattr("mmrepro.runs.runner.blank", interrupted)
     with pytest.raises(KeyboardInterrupt):
         begin(Tiny(), RunCommand(scenario="tiny", device="cpu", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()

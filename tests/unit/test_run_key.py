@@ -13,16 +13,16 @@ from mmrepro.base.machine import gpu as gpu_module
 from mmrepro.base.machine.gpu import read_gpus
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.live.diagnose.match import all_scenarios
-from mmrepro.run import key
-from mmrepro.run.key import (
+from mmrepro.runs import key
+from mmrepro.runs.key import (
     START_MODE,
     code_digest,
     code_files,
     decisive_parts,
     run_key,
 )
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.starter import Starter
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.starter import Starter
 from mmrepro.scenario.registry import load_scenario
 from nvml_replayed import Replayed, gpu, machine, process
 from worlds import environment
@@ -155,7 +155,7 @@ ELSEWHERE = (
 )  # fmt: skip
 """What cannot touch a run."""
 DECISIVE = (
-    "scenario/definition.py", "failure/signature/decide.py", "run/judge.py", "run/key.py",
+    "scenario/definition.py", "failure/signature/decide.py", "runs/judge.py", "runs/key.py",
     "engines/base.py",
     "engines/vllm.py", "engines/environments/vllm.toml", "engines/supervise/fork_server.py",
     "traffic/client.py",
@@ -260,7 +260,7 @@ def test_other_engines_and_scenarios_and_the_builders_are_not_in_the_key(copy: C
 
 READS_FILES = re.compile(r"import resources|importlib\.resources|__file__|__path__")
 READS_CODE = {f"mmrepro.{name}" for name in (
-    "reproducers", "run.key", "scenario.more", "engines.supervise", "engines.supervise.supervisor",
+    "reproducers", "runs.key", "scenario.more", "engines.supervise", "engines.supervise.supervisor",
 )}  # fmt: skip
 """Modules that read code beside them, which is in the key by itself."""
 

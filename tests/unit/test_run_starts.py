@@ -12,10 +12,10 @@ from mmrepro.engines.supervise.warm import Refused
 from mmrepro.failure.documents import Setting
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.failure.signature import Finding
-from mmrepro.run import start as start_module
-from mmrepro.run.judge import Deadlines, of_gate
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.start import START_ATTEMPTS, ServerSpec, Started, start
+from mmrepro.runs import start as start_module
+from mmrepro.runs.judge import Deadlines, of_gate
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.start import START_ATTEMPTS, ServerSpec, Started, start
 from mmrepro.scenario.registry import load_scenario
 from simple_incident import incident
 from worlds import environment

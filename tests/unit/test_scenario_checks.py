@@ -20,7 +20,7 @@ from made_up import (
 )
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.failure.documents import ClaimStatus
-from mmrepro.run.judge import judge
+from mmrepro.runs.judge import judge
 from mmrepro.scenario import (
     Check,
     Drive,

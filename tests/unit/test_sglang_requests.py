@@ -18,7 +18,7 @@ EMBEDDING = KV.with_variant("embedding-cache")
 
 def test_options_are_read_refused_and_repeated() -> None:
     from mmrepro.base.errors import UsageError
-    from mmrepro.run.options import RunCommand
+    from mmrepro.runs.options import RunCommand
 
     assert COLLISION.read_options(["search"]) == {"search": ""}
     assert COLLISION.read_options(["pair=/a=b"]) == {"pair": "/a=b"}

@@ -6,7 +6,7 @@ import pytest
 from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.failure.documents import SourceExcerpt
-from mmrepro.run.judge import MAX_LINES, read_definition
+from mmrepro.runs.judge import MAX_LINES, read_definition
 from mmrepro.scenario.more import SourceRef
 
 MODULE = '''\

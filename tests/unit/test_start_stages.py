@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.engines import ENGINES
-from mmrepro.run.starter import LAST_STAGE, StartStages
+from mmrepro.runs.starter import LAST_STAGE, StartStages
 
 MARKS = {"imports": r"server args", "model load": r"loaded \d+", "warm-up": r"warm"}
 

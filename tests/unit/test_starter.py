@@ -14,9 +14,9 @@ from mmrepro.engines.environments.spec import (
     note_start,
     starts_seen,
 )
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.start import ServerSpec
-from mmrepro.run.starter import (
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.start import ServerSpec
+from mmrepro.runs.starter import (
     IDLE_VARIABLE,
     ROOT_VARIABLE,
     Starter,

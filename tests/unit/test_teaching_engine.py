@@ -16,7 +16,7 @@ from mmrepro.failure.documents import ClaimResult, ClaimStatus, Incident
 from mmrepro.failure.signature import Finding, Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.reports import load
-from mmrepro.run.judge import effect, facts_of, judge
+from mmrepro.runs.judge import effect, facts_of, judge
 from mmrepro.scenario import Scenario, claim
 from mmrepro.scenario.parts import PROJECTS
 from mmrepro.scenario.registry import load_scenario

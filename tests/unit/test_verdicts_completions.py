@@ -14,7 +14,7 @@ from mmrepro.live.diagnose.match import match_all
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import HttpData, LogLine, LogsData
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of, judge
+from mmrepro.runs.judge import facts_of, judge
 from mmrepro.scenario import LiveFacts
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import completions_session as session

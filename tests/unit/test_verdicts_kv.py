@@ -30,7 +30,7 @@ from made_up_kv import (
 )
 from mmrepro.failure.documents import ClaimStatus
 from mmrepro.failure.signature import Outcome, Truth, answers
-from mmrepro.run.judge import effect, judge as judge_run
+from mmrepro.runs.judge import effect, judge as judge_run
 from mmrepro.scenario import lmdeploy as kv
 from mmrepro.scenarios.kv_growth_crash import SCENARIO as GROWTH
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET

@@ -29,7 +29,7 @@ from made_up_race import (
 )
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData, MetricSample
-from mmrepro.run.judge import judge as judged
+from mmrepro.runs.judge import judge as judged
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
 from mmrepro.traffic.evidence import Evidence, ImageSent
 

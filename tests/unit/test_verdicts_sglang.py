@@ -26,7 +26,7 @@ from made_up_sglang import (
 )
 from mmrepro.failure.documents import ClaimStatus, Fidelity
 from mmrepro.failure.signature import Outcome, Truth
-from mmrepro.run.judge import with_pictures
+from mmrepro.runs.judge import with_pictures
 from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
 from mmrepro.scenario.more import tiles
 from mmrepro.scenarios import pad_value_collision as collision, shape_alias

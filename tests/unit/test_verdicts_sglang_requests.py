@@ -13,7 +13,7 @@ from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.reports import load
-from mmrepro.run.judge import facts_of, judge
+from mmrepro.runs.judge import facts_of, judge
 from mmrepro.scenario.more import Failure
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.case.model import Case

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.signature import Truth, Verdict
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.run.judge import judge as judge_run
+from mmrepro.runs.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.traffic.evidence import Evidence
 

@@ -16,11 +16,11 @@ from mmrepro.failure.documents import GateFacts, Incident, WheelFacts
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
 from mmrepro.failure.signature import Verdict
-from mmrepro.run.key import START_MODE, decisive_parts, run_key
-from mmrepro.run.options import RunCommand
-from mmrepro.run.runner import begin
-from mmrepro.run.start import changes
-from mmrepro.run.starter import Starter
+from mmrepro.runs.key import START_MODE, decisive_parts, run_key
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.runner import begin
+from mmrepro.runs.start import changes
+from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
@@ -55,7 +55,7 @@ class World:
     def execute(
         self, scenario: Scenario, options: RunCommand, journal: Journal, starter: object
     ) -> Incident:
-        """As ``mmrepro.run.runner.execute``: without an environment, a server, a look at it."""
+        """As ``mmrepro.runs.runner.execute``: without an environment, a server, a look at it."""
         self.calls.append(options.flips)
         incident = journal.incident
         incident.engine.start_mode = self.start_mode

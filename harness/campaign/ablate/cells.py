@@ -22,9 +22,9 @@ from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.ledger import Attempt, Lost
 from mmrepro.failure.documents.searches import CellRun
 from mmrepro.failure.signature import ConditionResult, Finding, Part, Truth, combine
-from mmrepro.run.judge import facts_of
-from mmrepro.run.key import decisive_parts, run_key
-from mmrepro.run.starter import Starter
+from mmrepro.runs.judge import facts_of
+from mmrepro.runs.key import decisive_parts, run_key
+from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 

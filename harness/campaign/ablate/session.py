@@ -48,8 +48,8 @@ from mmrepro.failure.documents.searches import (
 )
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History
-from mmrepro.run.key import run_key
-from mmrepro.run.start import chosen_release
+from mmrepro.runs.key import run_key
+from mmrepro.runs.start import chosen_release
 from mmrepro.scenario import Scenario
 from pydantic import Field
 

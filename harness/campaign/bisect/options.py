@@ -11,7 +11,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.options import LIMITS, option
 from mmrepro.campaign.bisect.search import Direction
 from mmrepro.failure.documents.searches import By, Find
-from mmrepro.run.options import SeveralRuns
+from mmrepro.runs.options import SeveralRuns
 
 
 def read_repeat(text: str) -> int | None:

@@ -43,7 +43,7 @@ from mmrepro.base.records import Record
 from mmrepro.campaign.provisions import Bound, Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Began, Here, Order
-from mmrepro.run.key import code_digest, folder_of
+from mmrepro.runs.key import code_digest, folder_of
 from mmrepro.scenario.registry import load_scenario
 
 RAYS_PREFIX = "RAY_"

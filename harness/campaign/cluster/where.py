@@ -13,7 +13,7 @@ from mmrepro.base.machine.gpu import free_devices, read_gpus
 from mmrepro.campaign.provisions import Bound, Provisions, Say
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces, Places
-from mmrepro.run.play.players import Players
+from mmrepro.runs.play.players import Players
 from mmrepro.traffic.evidence import Event
 from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
 

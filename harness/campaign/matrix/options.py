@@ -14,7 +14,7 @@ from mmrepro.base.machine.files import read_toml
 from mmrepro.base.options import LIMITS, OUTPUT, Command, Origin, declared, option
 from mmrepro.base.units import exact_duration, exact_size, parse_duration, parse_size
 from mmrepro.campaign.matrix import selectors
-from mmrepro.run.options import StartMode
+from mmrepro.runs.options import StartMode
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 

@@ -32,7 +32,7 @@ from mmrepro.engines.environments.index import Listed, releases_of
 from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.documents.ledger import LEDGER_FILE, Cell, Night, NightState, Planned
 from mmrepro.history.ledger import History, read
-from mmrepro.run.key import gpu_models
+from mmrepro.runs.key import gpu_models
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from packaging.version import Version

@@ -36,7 +36,7 @@ from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Night, NightSt
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, State as CellState, settle
-from mmrepro.run.options import StartMode
+from mmrepro.runs.options import StartMode
 
 
 def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:

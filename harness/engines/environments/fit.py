@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from mmrepro.base.errors import (
+    INSTALL_RUN,
     EnvironmentBuildError,
     MmreproError,
     UnknownRelease,
@@ -146,7 +147,8 @@ def _files(spec: EnvironmentSpec) -> list[File]:
         page = project_page(spec.project)
     except EnvironmentBuildError as error:
         why = "check the network, the index that uv uses, and UV_OFFLINE"
-        raise EnvironmentBuildError(error.message, hint=why) from error
+        hint = error.hint if error.hint == INSTALL_RUN else why
+        raise EnvironmentBuildError(error.message, hint=hint) from error
     found: list[File] = []
     versions: set[Version] = set()
     wanted = Version(spec.installed)

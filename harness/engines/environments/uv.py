@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote
 
-from mmrepro.base.errors import EnvironmentBuildError, NoSpace
+from mmrepro.base.errors import INSTALL_RUN, EnvironmentBuildError, NoSpace
 from mmrepro.base.machine.host import child_environment, die_with_parent
 from mmrepro.base.units import duration, parse_size, size
 from packaging.utils import parse_wheel_filename
@@ -112,14 +112,14 @@ def uv_binary() -> str:
     Raises:
         EnvironmentBuildError: it is not installed beside this interpreter, nor on PATH.
     """
-    from uv import find_uv_bin
-
     try:
+        from uv import find_uv_bin
+
         return str(find_uv_bin())
-    except FileNotFoundError as error:
+    except (ImportError, FileNotFoundError) as error:
         raise EnvironmentBuildError(
             "uv, which builds the engines' environments, is not installed.",
-            hint="pip install uv",
+            hint=INSTALL_RUN,
         ) from error
 
 

@@ -112,7 +112,7 @@ def _stack(scenario: Scenario | None, diagnosis: Diagnosis, evidence: Evidence) 
 
 
 def _logs(scenario: Scenario | None, evidence: Evidence) -> list[LogExcerpt]:
-    from mmrepro.run.judge import excerpt, log_excerpts
+    from mmrepro.runs.judge import excerpt, log_excerpts
 
     if scenario is not None:
         return log_excerpts(evidence, scenario)

@@ -22,7 +22,7 @@ from mmrepro.failure.documents.replay import (
     Replay,
     SeenOnce,
 )
-from mmrepro.run.judge import Deadlines
+from mmrepro.runs.judge import Deadlines
 from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.limits import Limits
 from mmrepro.search.fuzz.steering import ENOUGH, LESS, kinds, needed_by, worth

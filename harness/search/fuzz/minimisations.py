@@ -24,7 +24,7 @@ from mmrepro.failure.documents.replay import (
     Sighting,
     bucket_words,
 )
-from mmrepro.run.play.players import PlayOptions
+from mmrepro.runs.play.players import PlayOptions
 from mmrepro.search.fuzz.episodes import Planned
 from mmrepro.search.fuzz.knowledge import AGAIN, Began, Ended, Finished, Led, Pursued
 from mmrepro.search.fuzz.limits import learn, narrowed

@@ -19,8 +19,8 @@ from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import EPISODES_DIR, FindingClass, Fuzz
-from mmrepro.run.judge import Deadlines
-from mmrepro.run.play.players import PlayOptions
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.play.players import PlayOptions
 from mmrepro.search.fuzz import minimisations
 from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.knowledge import EPISODES, Ended, KeptLine, Knowledge, LineT

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from mmrepro.base.units import size
 from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import FindingClass, Sighting
-from mmrepro.run.play.observing import CANARY_AFTER, CANARY_BEFORE
+from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle import loud, near_ties
 from mmrepro.search.oracle.cache_bound import cache_bound
 from mmrepro.search.oracle.judged import GENERATES, Judged, Sent, sent_of, sighting, silent_bucket

@@ -17,7 +17,7 @@ from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import FindingClass, Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.probes.data import StacksData
-from mmrepro.run.play.observing import CANARY_AFTER, CANARY_BEFORE
+from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle.judged import (
     Judged,
     Sent,

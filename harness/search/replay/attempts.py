@@ -26,8 +26,8 @@ from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.documents.folder import new_folder
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
-from mmrepro.run.judge import Deadlines
-from mmrepro.run.play.players import PlayOptions, Servers
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.play.players import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.replay.known import diagnosed, named
@@ -48,7 +48,7 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
 
 if TYPE_CHECKING:
-    from mmrepro.run.play.player import Player
+    from mmrepro.runs.play.player import Player
 
 ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
     State.COMPLETE: "complete",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
-from mmrepro.run.options import StartMode
+from mmrepro.runs.options import StartMode
 from mmrepro.traffic.case.model import ServerWanted
 
 BUDGET, REPEATS, TIMEOUT_S = 40, 3, 600.0

@@ -29,7 +29,7 @@ from mmrepro.failure.documents.replay import (
     Replay,
     Sighting,
 )
-from mmrepro.run.judge import Deadlines
+from mmrepro.runs.judge import Deadlines
 from mmrepro.search.oracle.judged import Judged, alike
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.traffic.case.files import case_digest

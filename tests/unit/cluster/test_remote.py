@@ -35,7 +35,7 @@ from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
 from mmrepro.failure.signature import Outcome
-from mmrepro.run.play.players import Players, Servers
+from mmrepro.runs.play.players import Players, Servers
 from mmrepro.search.replay.attempts import CaseResult, CaseRun
 
 CELLS = [planned(name, "0.1") for name in ("a", "b")]

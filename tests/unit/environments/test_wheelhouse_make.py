@@ -292,3 +292,14 @@ def test_another_python_than_the_release_wants(index: ToyIndex, tmp_path: Path) 
     spec = replace(SPEC, python="3.9")
     with pytest.raises(UsageError, match=rf"toy 1\.0 wants Python 3\.9, not {PYTHON}\."):
         made_in(tmp_path / "house", spec=spec)
+
+
+def test_mmrepro_alone(index: ToyIndex, tmp_path: Path) -> None:
+    """For a machine that only observes; an engine can be added afterwards."""
+    house = tmp_path / "house"
+    alone = make(None, make_target(PYTHON), house, max_part=PART)
+    assert alone.plan is None
+    assert check(house).engines == []
+    assert "mmrepro" in {one.name for one in check(house).harness.packages}
+    made_in(house)
+    assert [one.engine for one in check(house).engines] == ["toy"]

@@ -8,6 +8,7 @@ import sys
 import zipfile
 from importlib.metadata import PathDistribution
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mmrepro.base.errors import UsageError
@@ -142,3 +143,17 @@ def test_the_wheel_that_an_installer_there_would_take(tmp_path: Path) -> None:
         name = f"x-1.0+cu129-{tag}.whl"
         (tmp_path / name).write_bytes(wheel_of("x", "1.0+cu129", (), tag=tag)[0])
         assert taken() == (name if number > 3 else None)
+
+
+def test_an_installed_mmrepro_needs_what_runs_engines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = [
+        "typer>=0.26", "zstd; python_version < '3.14'", 'uv>=0.9; extra == "run"',
+        "pillow; python_version > '3' and extra == 'run'", 'ray; extra == "cluster"',
+    ]  # fmt: skip
+    monkeypatch.setattr(own, "_installed", lambda: SimpleNamespace(requires=needed))
+    assert own._requirements(None) == [
+        "typer>=0.26", "zstd; python_version < '3.14'", "uv>=0.9",
+        "pillow; python_version > '3'",
+    ]  # fmt: skip
+    here = own._requirements(own._checkout())
+    assert {one.partition(">")[0] for one in here} >= {"typer", "uv", "greenlet"}

@@ -21,7 +21,7 @@ from fuzz_sessions import (
     well,
 )
 from grids import grid
-from mmrepro.run.judge import Deadlines
+from mmrepro.runs.judge import Deadlines
 from mmrepro.search.fuzz import knowledge, minimisations
 from mmrepro.search.fuzz.steering import Switch
 from mmrepro.search.replay.store import STUCK

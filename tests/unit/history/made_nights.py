@@ -11,7 +11,7 @@ from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Night, NightSt
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import events
 from mmrepro.history.ledger import History, Ledger, NightRuns
-from mmrepro.run.key import run_key
+from mmrepro.runs.key import run_key
 
 BEGAN = datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
 HOST = HostFacts(os="Linux", kernel="6", cpu="x86", cores=2, memory_bytes=1 << 34, python="3.11")

@@ -19,7 +19,7 @@ from mmrepro.cli.app import app
 from mmrepro.failure.documents.ledger import Cell, Lost, NightState
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import read
-from mmrepro.run.options import StartMode
+from mmrepro.runs.options import StartMode
 from typer.testing import CliRunner
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED

@@ -17,7 +17,7 @@ from mmrepro.engines.environments.spec import starts_seen
 from mmrepro.engines.supervise.warm import Refused
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned
 from mmrepro.failure.signature import Outcome
-from mmrepro.run.options import RunCommand
+from mmrepro.runs.options import RunCommand
 from mmrepro.scenario.registry import load_scenario
 from worlds import environment
 

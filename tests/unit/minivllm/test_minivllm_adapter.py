@@ -19,8 +19,8 @@ from mmrepro.failure.documents import Fidelity
 from mmrepro.reproducers.minivllm.chat import grid_of
 from mmrepro.reproducers.minivllm.config import ModelConfig, VisionConfig
 from mmrepro.reproducers.minivllm.server import VERSION, arguments
-from mmrepro.run.options import RunCommand
-from mmrepro.run.start import ServerSpec
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.start import ServerSpec
 from mmrepro.scenario.registry import load_scenario
 
 MODEL = TinyQwen3()

@@ -11,7 +11,7 @@ from typing import Any
 
 import plugin_fakes
 import pytest
-from mmrepro.run.options import StartMode
+from mmrepro.runs.options import StartMode
 from plugin_fakes import Faked, before_the_summary
 
 BAD, GOOD = "reproduced", "not-reproduced"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import zstandard
+from backports import zstd
 
 STAMP = "2026-11-24T18:12:17.123456789Z"
 
@@ -103,7 +103,7 @@ WRAPPED: dict[str, Callable[[Lines], bytes]] = {
     "UTF-16 BE": lambda lines: codecs.BOM_UTF16_BE + each(str)(lines).decode().encode("utf-16-be"),
     "UTF-32": lambda lines: each(str)(lines).decode().encode("utf-32"),
     "gzip": lambda lines: gzip.compress(each(str)(lines)),
-    "zstd": lambda lines: zstandard.compress(each(str)(lines)),
+    "zstd": lambda lines: zstd.compress(each(str)(lines)),
     "gzip of UTF-16": lambda lines: gzip.compress(each(str)(lines).decode().encode("utf-16")),
     "docker -t": each(lambda line: f"{STAMP} {line}"),
     "docker json-file": as_json(

@@ -17,8 +17,8 @@ from mmrepro.campaign.work import LocalPlaces
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.documents.replay import FindingClass, Replay, Sighting
-from mmrepro.run.judge import Deadlines
-from mmrepro.run.play.players import Players
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.play.players import Players
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.replay.attempts import CaseResult
 from mmrepro.search.replay.options import ReplayCommand

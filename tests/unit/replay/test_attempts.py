@@ -15,8 +15,8 @@ from mmrepro.base.errors import InfrastructureError
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Began, Here
-from mmrepro.run.judge import Deadlines
-from mmrepro.run.play.players import Players, PlayOptions, Servers
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.play.players import Players, PlayOptions, Servers
 from mmrepro.search.replay.attempts import CaseResult, CaseRun
 from mmrepro.traffic.case.files import read_content, write_case
 from mmrepro.traffic.case.model import Case, Content

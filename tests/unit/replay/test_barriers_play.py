@@ -13,7 +13,7 @@ import pytest
 from fake_server import STREAM_HEAD, completion, delta, http, serving
 from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
-from mmrepro.run.play.observing import blocks
+from mmrepro.runs.play.observing import blocks
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.model import Barrier, Message, Operation
 from mmrepro.traffic.case.sending import Barriers, Sending, Time, leave_at

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_plays import SERVER
-from mmrepro.run.play.player import Player
+from mmrepro.runs.play.player import Player
 
 
 def test_a_start_in_another_thread_is_broken_off(

@@ -14,7 +14,7 @@ from grids import grid
 from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.failure.documents.replay import VERDICTS_FILE, FindingClass
 from mmrepro.reports.replay import seconds
-from mmrepro.run.play.observing import blocks
+from mmrepro.runs.play.observing import blocks
 from mmrepro.search.oracle.judge import LEAST_STEP, quiescence
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.store import BLOCKS, STUCK, Named, Observation

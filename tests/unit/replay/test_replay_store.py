@@ -16,7 +16,7 @@ from fake_plays import SERVER, FakeGhostKey
 from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.base.machine.journal import Journal
 from mmrepro.failure.documents.replay import VERDICTS_FILE, PlayFacts
-from mmrepro.run.judge import Deadlines
+from mmrepro.runs.judge import Deadlines
 from mmrepro.search.replay.store import VERDICTS, Began, Ended, Head, Observation
 from mmrepro.traffic.case.files import case_digest
 from test_replay_session import ended_once, lines, told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mmrepro.base.records import Moment
 from mmrepro.probes.data import Frame, StackSample, ThreadStack
-from mmrepro.run.play.looking import standing, stays
+from mmrepro.runs.play.looking import standing, stays
 
 OUTER = ("run", "loop", "put")
 

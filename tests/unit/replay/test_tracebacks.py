@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from made_up_plays import answer as answered, operation
 from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
-from mmrepro.run.play.looking import (
+from mmrepro.runs.play.looking import (
     OF_LEAVING,
     failed,
     of_engine,

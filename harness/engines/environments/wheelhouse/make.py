@@ -44,21 +44,24 @@ SMALLEST_PART = 4 * RESERVE
 
 @dataclass(frozen=True)
 class Made:
-    """``plan``: what was asked for; ``new_parts``: what was written for it."""
+    """``plan``: of the engine, None without one; ``new_parts``: what was written for it."""
 
-    plan: Plan
+    plan: Plan | None
     harness: list[Planned]
     house: Wheelhouse | None
     new_parts: list[str]
 
     def facts(self) -> dict[str, Any]:
         """As JSON can hold them."""
-        return {
-            "engine": self.plan.spec.engine,
-            "release": self.plan.spec.release,
-            "device": self.plan.spec.device,
-            "resolved_until": self.plan.cutoff,
-            "packages": [_facts(one) for one in self.plan.packages],
+        plan = self.plan
+        engine = plan and {
+            "engine": plan.spec.engine,
+            "release": plan.spec.release,
+            "device": plan.spec.device,
+            "resolved_until": plan.cutoff,
+            "packages": [_facts(one) for one in plan.packages],
+        }
+        return (engine or {}) | {
             "harness": [_facts(one) for one in self.harness],
             "new_parts": self.new_parts,
             "wheelhouse": self.house.model_dump(mode="json") if self.house else None,
@@ -71,7 +74,7 @@ def _facts(one: Planned) -> dict[str, Any]:
 
 
 def make(
-    spec: EnvironmentSpec,
+    spec: EnvironmentSpec | None,
     target: Target,
     into: Path,
     *,
@@ -86,6 +89,7 @@ def make(
     What was fetched for a call that broke off is not fetched again.
 
     Args:
+        spec: None: mmrepro alone, for a machine that only observes.
         lean: without what ``unneeded.toml`` has for it.
         max_part: bytes.
 
@@ -103,21 +107,25 @@ def make(
     before = _there(into, target)
     fetched = into / FETCHED
     known = logins()
-    spare = unneeded(spec) if lean else {}
-    ask = partial(plan, spec, target, leave_out, spare=spare, logins=known, say=say)
+    spare = unneeded(spec) if lean and spec else {}
+    ask = (
+        partial(plan, spec, target, leave_out, spare=spare, logins=known, say=say) if spec else None
+    )
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
-            return Made(ask(wheels=Path(name)), own.own_requirements(target), None, [])
-    planned = ask(wheels=fetched)
+            wanted = ask(wheels=Path(name)) if ask else None
+            return Made(wanted, own.own_requirements(target), None, [])
+    planned = ask(wheels=fetched) if ask else None
+    carried = planned.packages if planned else []
     harness = own.own_requirements(target)
     fetched.mkdir(parents=True, exist_ok=True)
     # Twice: what is cut lies there whole until its pieces are written.
-    require_free(fetched, 2 * sum(one.size or 0 for one in [*planned.packages, *harness]))
+    require_free(fetched, 2 * sum(one.size or 0 for one in [*carried, *harness]))
     held = {file.name: file for file in before.files} if before else {}
     work = _Fetch(fetched, held, known, say)
     itself = work.itself()
     harness_set = HarnessSet(version=itself.version, packages=[itself, *work.fetch(harness)])
-    packages = work.fetch(planned.packages)
+    packages = work.fetch(carried)
     say("writing the parts")
     old = before.parts if before else []
     parts, files = write_parts(fetched, into, work.digests, max_part - RESERVE, first=len(old) + 1)
@@ -131,8 +139,8 @@ def make(
         files=[*(file for name, file in held.items() if name not in new), *files],
         harness=harness_set,
         engines=[
-            *(e for e in (before.engines if before else []) if e.key != spec.key()),
-            _engine_set(planned, packages),
+            *(e for e in (before.engines if before else []) if not spec or e.key != spec.key()),
+            *([_engine_set(planned, packages)] if planned else []),
         ],
     )
     for folder in (into, *(into / part for part in parts)):

@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 NAME = "mmrepro"
 PROJECT = "pyproject.toml"
 CONSTRAINTS = "constraints.txt"
+RUN_EXTRA = re.compile(r"""\s*(?:;|and)\s*extra == ["']run["']""")
 # The same code gives the same wheel, byte for byte: the moment that its files are dated by.
 EPOCH = "1767225600"
 
@@ -114,9 +115,12 @@ def _installed() -> Installed:
 
 
 def _requirements(checkout: Path | None) -> list[str]:
+    """What mmrepro needs, with its extra ``run``."""
     if checkout is not None:
-        return list(_project(checkout)["project"]["dependencies"])
-    return [line for line in _installed().requires or [] if "extra ==" not in line]
+        project = _project(checkout)["project"]
+        return [*project["dependencies"], *project["optional-dependencies"]["run"]]
+    lines = (RUN_EXTRA.sub("", line) for line in _installed().requires or [])
+    return [line for line in lines if "extra ==" not in line]
 
 
 def _sources(checkout: Path) -> list[str]:

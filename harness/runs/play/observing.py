@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from mmrepro.base import processes
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.probes.data import ThreadStack
-from mmrepro.run.judge import Deadlines
-from mmrepro.run.observe import Interpreter, Probing
-from mmrepro.run.play import looking
-from mmrepro.run.play.looking import failed, read_tracebacks, reading, telling
-from mmrepro.run.play.players import Look, PlayOptions
-from mmrepro.run.start import Started
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.observe import Interpreter, Probing
+from mmrepro.runs.play import looking
+from mmrepro.runs.play.looking import failed, read_tracebacks, reading, telling
+from mmrepro.runs.play.players import Look, PlayOptions
+from mmrepro.runs.start import Started
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.model import CHAT, Case, Operation
 from mmrepro.traffic.case.sending import Played, PlayState, Reading, Sending

@@ -33,8 +33,8 @@ from mmrepro.engines.supervise.warm import Refused
 from mmrepro.failure.documents import Incident, ServerFacts, Setting, WarmParentFacts
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.starter import SAFER, Starter, StartStages, mode_setting
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.starter import SAFER, Starter, StartStages, mode_setting
 from mmrepro.scenario import Control, Scenario
 from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.traffic.evidence.recorder import GpuSampler, Sampler

@@ -12,7 +12,7 @@ from mmrepro.base.options import OUTPUT, Command, option
 
 
 class StartMode(StrEnum):
-    """How a server is started; see ``mmrepro.run.starter``."""
+    """How a server is started; see ``mmrepro.runs.starter``."""
 
     AUTO = "auto"
     COLD = "cold"

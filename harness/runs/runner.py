@@ -29,11 +29,11 @@ from mmrepro.failure.documents import (
 )
 from mmrepro.failure.documents.folder import Journal, discard, make_run_dir
 from mmrepro.failure.signature.decide import guarded
-from mmrepro.run.judge import Deadlines, facts_of, judge, note_judged, of_gate
-from mmrepro.run.key import START_MODE, decisive_parts, run_key
-from mmrepro.run.observe import Interpreter, Probing, read_log
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.start import (
+from mmrepro.runs.judge import Deadlines, facts_of, judge, note_judged, of_gate
+from mmrepro.runs.key import START_MODE, decisive_parts, run_key
+from mmrepro.runs.observe import Interpreter, Probing, read_log
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.start import (
     ServerSpec,
     Started,
     changes,
@@ -43,7 +43,7 @@ from mmrepro.run.start import (
     start,
     target,
 )
-from mmrepro.run.starter import Starter
+from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive

@@ -25,9 +25,9 @@ from mmrepro.engines.base import BOOT
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.supervise import free_port
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.options import RunCommand
-from mmrepro.run.start import ServerSpec
-from mmrepro.run.starter import Starter
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.start import ServerSpec
+from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 
 PACKAGE = "mmrepro"
@@ -189,7 +189,7 @@ KEY_VERSION = "2"
 of an engine that comes with mmrepro is a part of it.
 """
 
-RUNNER = "mmrepro.run.runner"
+RUNNER = "mmrepro.runs.runner"
 BUILDERS = (
     "mmrepro.engines.environments.build",
     "mmrepro.engines.environments.index",

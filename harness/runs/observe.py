@@ -26,7 +26,7 @@ from mmrepro.probes.processes import ProcessesProbe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.probes.syscalls import SyscallsProbe
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.start import Started
+from mmrepro.runs.start import Started
 from mmrepro.scenario import Scenario
 from mmrepro.traffic.evidence import ReproducerResult
 from mmrepro.traffic.evidence.recorder import Recorder

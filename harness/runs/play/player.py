@@ -20,13 +20,13 @@ from mmrepro.engines.models import TinyModel, TinyQwen2VL
 from mmrepro.engines.models.tiny import TINY, TinyText
 from mmrepro.failure.documents import EVIDENCE_DIR
 from mmrepro.failure.documents.folder import Journal, prepared
-from mmrepro.run.judge import Deadlines, derive
-from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.play.looking import of_engine, read_tracebacks
-from mmrepro.run.play.observing import Observing
-from mmrepro.run.play.players import Look as Look, PlayOptions as PlayOptions
-from mmrepro.run.runner import blank, driving, model_of
-from mmrepro.run.start import (
+from mmrepro.runs.judge import Deadlines, derive
+from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.runs.play.looking import of_engine, read_tracebacks
+from mmrepro.runs.play.observing import Observing
+from mmrepro.runs.play.players import Look as Look, PlayOptions as PlayOptions
+from mmrepro.runs.runner import blank, driving, model_of
+from mmrepro.runs.start import (
     ServerSpec,
     Started,
     have_environment,
@@ -35,7 +35,7 @@ from mmrepro.run.start import (
     start,
     target,
 )
-from mmrepro.run.starter import Starter
+from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.case.files import pictures

@@ -22,7 +22,7 @@ from mmrepro.engines.supervise import EngineProcess, start_engine
 from mmrepro.engines.supervise.warm import FORK, SCRIPTS, ForkServer, ForkServers, ForkServerSpec
 from mmrepro.failure.documents import Setting, WarmParentFacts
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.options import StartMode
+from mmrepro.runs.options import StartMode
 
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"

@@ -22,7 +22,7 @@ from mmrepro.probes.log_forms import read_line
 from mmrepro.probes.log_lines import clean
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.probes.stacks import StacksProbe
-from mmrepro.run.start import Started
+from mmrepro.runs.start import Started
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.sending import Reading
 from mmrepro.traffic.evidence import RequestRecord

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from mmrepro.run.judge import Deadlines
-from mmrepro.run.options import StartMode
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.options import StartMode
 from mmrepro.traffic.case.model import ServerWanted
 from mmrepro.traffic.case.sending import Time
 from mmrepro.traffic.evidence.recorder import Listener
 
 if TYPE_CHECKING:
-    from mmrepro.run.play.player import Player
+    from mmrepro.runs.play.player import Player
 
 Look = Callable[[str, int, Path], None]
 """The server's address, its first process and its log."""
@@ -74,7 +74,7 @@ class Players:
 
     def of(self, servers: Servers, folder: Path) -> Player:
         """The player for such servers; ``folder`` is for what belongs to no case."""
-        from mmrepro.run.play.player import (
+        from mmrepro.runs.play.player import (
             Player,  # here, not above: it imports all that starts servers
         )
 

@@ -1,0 +1,130 @@
+"""The pages of the documentation that are made from the program, and the site's links.
+
+    python .ci/site.py            # writes docs/commands.md
+    python .ci/site.py --check    # ends with 1 where it differs
+
+mkdocs reads this file as its hooks: the site gets each command's help as a page, and links that
+leave docs/ become plain names, since the site does not hold the checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from mmrepro.cli.app import COMMANDS, GROUPS, app
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGE = DOCS / "commands.md"
+PAGES = {
+    "demo": "index.md",
+    "run": "verdicts.md",
+    "find": "logs.md",
+    "watch": "live-servers.md",
+    "bundle": "live-servers.md",
+    "probe": "diagnose.md",
+    "check": "why.md",
+    "list": "catalogue.md",
+    "show": "catalogue.md",
+    "claims": "catalogue.md",
+    "judge": "verdicts.md",
+    "new": "first-scenario.md",
+    "env": "wheelhouse.md",
+    "warm": "start-modes.md",
+    "resume": "troubleshooting.md",
+    "incidents": "options.md",
+    "open": "options.md",
+    "report": "options.md",
+    "schema": "options.md",
+}
+"""Where a command is described that has no page of its own name."""
+TITLE = """# Commands
+
+Each of them has `--help` with an example. [Exit codes](troubleshooting.md#exit-codes) and
+[options of many commands](options.md) are the same everywhere.
+"""
+
+
+def commands() -> str:
+    lines = [TITLE]
+    for group, names in GROUPS.items():
+        lines += [f"## {group}", "", "| command | what it does | page |", "|---|---|---|"]
+        for name in names:
+            own = PAGES.get(name, f"{name}.md")
+            below = getattr(typer.main.get_command(app).get_command(None, name), "commands", {})
+            said = f"mmrepro {name}" + (" " + r"\|".join(below) if below else "")
+            lines.append(f"| `{said}` | {COMMANDS[name][1]} | [{own[:-3]}]({own}) |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- hooks of mkdocs
+
+
+def helps() -> Iterator[tuple[list[str], str]]:
+    """The words of each command, and what its ``--help`` prints."""
+    os.environ["COLUMNS"] = "100"
+    for name in sorted(COMMANDS):
+        command: Any = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]
+        for words in [[name], *([name, sub] for sub in getattr(command, "commands", {}))]:
+            printed = CliRunner().invoke(app, [*words, "--help"], prog_name="mmrepro")
+            yield words, printed.output.strip()
+
+
+def reference() -> str:
+    parts = ["# Reference of commands\n"]
+    parts += [f"## {' '.join(words)}\n\n```text\n{text}\n```\n" for words, text in helps()]
+    return "\n".join(parts)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    made = {
+        "reference.md": reference(),
+        "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+        "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+    }
+    for name, content in made.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links within docs/ stay, those to the two pages above it are kept, others are names."""
+    made = page.file.src_uri in ("CONTRIBUTING.md", "CHANGELOG.md")
+    here = (ROOT if made else (DOCS / page.file.src_uri).parent).resolve()
+    level = "../" * page.file.src_uri.count("/")
+
+    def kept(match: re.Match[str]) -> str:
+        text, target = match[1], match[2]
+        path, hash_, anchor = target.partition("#")
+        if not path or re.match(r"<?[a-z]+:", target):
+            return match[0]
+        there = (here / path).resolve()
+        if there.is_relative_to(DOCS) and (there.is_file() or not there.exists()):
+            return f"[{text}]({level}{there.relative_to(DOCS)}{hash_}{anchor})"
+        if there.parent == ROOT and there.name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+            return f"[{text}]({level}{there.name}{hash_}{anchor})"
+        if there == ROOT / "README.md":
+            return f"[{text}]({level}index.md)"
+        return text
+
+    return LINK.sub(kept, markdown)
+
+
+if __name__ == "__main__":
+    if "--check" not in sys.argv:
+        PAGE.write_text(commands(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != commands():
+        sys.exit("docs/commands.md differs from the program: python .ci/site.py")

@@ -1,0 +1,202 @@
+"""The Python API: what the commands do, as functions that return documents.
+
+They print nothing and never exit. Progress comes as events, to a function that is given. Options
+have the names of the command's fields (``mmrepro schema`` has the documents, and ``mmrepro COMMAND
+--help`` the options): ``timeout_s=60``, ``mitigations=["fix"]``. Each error is a
+:class:`~mmrepro.base.errors.MmreproError` with a sentence, a hint and an exit code.
+
+    import mmrepro
+
+    incident = mmrepro.run("ghost-key-eviction", release="0.23.0")
+    assert incident.verdict.outcome == "reproduced"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+from mmrepro.base.errors import UsageError, did_you_mean
+from mmrepro.base.options import Command, Declared, declared
+
+if TYPE_CHECKING:
+    from mmrepro.campaign.events import CampaignEvent
+    from mmrepro.failure.documents import Incident
+    from mmrepro.failure.documents.cause import LogReading
+    from mmrepro.failure.documents.diagnosis import Diagnosis
+    from mmrepro.failure.documents.replay import Replay
+    from mmrepro.runs.judge import Rejudged
+    from mmrepro.traffic.evidence import Event
+
+__all__ = ["diagnose", "judge", "load", "logs", "replay", "run"]
+C = TypeVar("C", bound=Command)
+
+
+def run(
+    scenario: str | Path, *, events: Callable[[Event], None] | None = None, **options: Any
+) -> Incident:
+    """Drive a real engine into a known failure, and judge what was observed.
+
+    Args:
+        scenario: a name, ``NAME:VARIANT``, or a ``FILE.py``.
+        events: gets each event of the run as it happens.
+        options: of ``mmrepro run``: ``release``, ``device``, ``mitigations``, ``out``, ….
+
+    Returns:
+        The incident, whose ``verdict`` has each condition. Its folder also holds the reports.
+
+    Raises:
+        MmreproError: the engine could not be had or started, or an option is wrong.
+    """
+    from mmrepro.reports.documents import write
+    from mmrepro.reports.incident import KIND, load as stored
+    from mmrepro.runs.options import RunCommand
+    from mmrepro.runs.runner import begin, execute
+    from mmrepro.runs.starter import Starter
+    from mmrepro.scenario.registry import load_scenario
+
+    asked = _asked(RunCommand, {"scenario": str(scenario), **options})
+    if asked.repeat > 1 or asked.keep_server:
+        raise UsageError("One call is one run, and it stops its server.", hint="call it again")
+    chosen = load_scenario(asked.scenario).with_variant(asked.variant)
+    several = chosen.control_server is not None
+    with Starter(asked.start_mode, several=several) as starter:
+        journal = begin(chosen, asked, events)
+        execute(chosen, asked, journal, starter)
+    incident = stored(journal.folder)
+    write(KIND, incident, journal.folder)
+    return incident
+
+
+def diagnose(
+    url: str, *, events: Callable[[Event], None] | None = None, **options: Any
+) -> Diagnosis:
+    """Find out what is wrong with a live server. It is only observed.
+
+    Args:
+        url: of the server, e.g. ``http://127.0.0.1:8000``.
+        events: gets each event as it happens.
+        options: of ``mmrepro diagnose``: ``engine``, ``logs``, ``headers``, ``out``, ….
+
+    Raises:
+        UsageError: no address, an unknown engine, or a folder that cannot be used.
+    """
+    from mmrepro.live.diagnose.options import DiagnoseCommand
+    from mmrepro.live.diagnose.session import diagnose as observe
+    from mmrepro.reports import write_reports
+
+    diagnosed = observe(_asked(DiagnoseCommand, {"url": url, **options}), events)
+    if diagnosed.folder is not None:
+        write_reports(diagnosed.folder)
+    return diagnosed.diagnosis
+
+
+def logs(
+    *files: str | Path, engine: str = "auto", alone: bool = False, deadline_s: float = 600.0
+) -> LogReading:
+    """Read a server's logs and dumps: what ended it, which process first, and when.
+
+    Args:
+        files: logs, folders of them, dumps and metrics beside them.
+        alone: leave out what was rotated away from them.
+        deadline_s: seconds to read.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    from mmrepro.live.diagnose.log_reading import read_logs
+
+    return read_logs([Path(one) for one in files], engine, alone=alone, deadline_s=deadline_s)
+
+
+def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Rejudged:
+    """Judge recorded evidence again, without an engine.
+
+    Args:
+        incident: or its folder, or a bundle.
+        scenario: a name or a ``FILE.py``; "": the one that was run.
+
+    Returns:
+        The verdict ``then`` and ``now``, each condition and claim, and whether the verdict
+        ``differs``.
+
+    Raises:
+        BadIncident: there is none.
+        UsageError: it holds no verdict, or the scenario is unknown.
+    """
+    from mmrepro.runs.judge import rejudge
+    from mmrepro.scenario.registry import load_scenario
+
+    read = load(incident) if isinstance(incident, str | Path) else incident
+    chosen = load_scenario(str(scenario) or read.scenario.name)
+    known = {one.variant for one in chosen.variants}
+    return rejudge(
+        read, chosen.with_variant(read.scenario.variant if read.scenario.variant in known else "")
+    )
+
+
+def load(place: str | Path) -> Incident:
+    """The incident in a folder, a file or a bundle. Raises BadIncident."""
+    from mmrepro.reports import load as read
+
+    return read(place)
+
+
+def replay(
+    file: str | Path, *, events: Iterable[Callable[[CampaignEvent], None]] = (), **options: Any
+) -> Replay:
+    """Replay recorded traffic on fresh servers, and shrink it to what fails.
+
+    Args:
+        file: a HAR, a batch, a log, a case, or a finding's folder.
+        events: functions that get each event of the campaign.
+        options: of ``mmrepro replay``: ``engine``, ``release``, ``jobs``, ``out``, ….
+
+    Raises:
+        MmreproError: the recording cannot be read, or the engine could not be had.
+    """
+    from mmrepro.campaign.campaign import Campaign
+    from mmrepro.campaign.cluster.where import placed
+    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.reports.replay import write_replay
+    from mmrepro.search.replay.known import server_wanted
+    from mmrepro.search.replay.options import ReplayCommand
+    from mmrepro.search.replay.session import Replaying, jobs_here
+
+    asked = _asked(ReplayCommand, {"file": Path(file), **options})
+    named = {"engine": asked.engine} if asked.engine else {}
+    asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
+    jobs = asked.jobs or (None if asked.ray else jobs_here())
+    with placed(jobs, asked.ray) as where:
+        policy = Replaying(asked, write=write_replay)
+        return Campaign(policy, where.places(lambda _: None, TrialOptions()), [*events]).execute()
+
+
+def _asked(made: type[C], given: dict[str, Any]) -> C:
+    """The options of a command. Raises UsageError: one is unknown, or out of its bounds."""
+    known = {one.field: one for one in declared(made)}
+    for name, value in given.items():
+        if name not in known:
+            raise UsageError(
+                f"{made.COMMAND} has no option {name}.{did_you_mean(name, [*known])}",
+                hint=f"mmrepro {made.COMMAND} --help",
+            )
+        if known[name].several and not isinstance(value, Mapping):
+            given[name] = (value,) if isinstance(value, str | Path) else tuple(value)
+        elif value is not None:
+            _hold(name, known[name], value)
+    return made(**given)
+
+
+def _hold(name: str, one: Declared, value: Any) -> None:
+    option, words = one.option, get_args(one.type) if get_origin(one.type) is Literal else ()
+    if isinstance(one.type, type) and issubclass(one.type, StrEnum):
+        words = tuple(one.type)
+    if words and value not in words:
+        raise UsageError(f"{name} is one of {', '.join(words)}, not {value!r}.")
+    low, high = option.least, option.most
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise UsageError(f"{name} is {low or 0:g} to {high:g}, not {value!r}.")

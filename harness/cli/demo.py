@@ -1,0 +1,71 @@
+"""``mmrepro demo``: a recorded run, judged again and shown. Nothing is downloaded or started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.cli.options import command
+
+FILE: Final = "incident.json"
+RECORDING: Final = "demo.zip"
+"""A bundle in the package, the same as tests/evidence/ghost-key-eviction-0.23.0.zip."""
+NEXT: Final = """\
+  mmrepro diagnose URL             a server hangs
+  mmrepro logs server.log          a server died
+  mmrepro {run:<25}this failure on a real server here (downloads vLLM, 2.7 GB)
+  mmrepro {show:<25}its cause, its fix and its workarounds"""
+
+
+@dataclass(frozen=True)
+class DemoCommand(Command):
+    COMMAND: ClassVar[str] = "demo"
+    out: Path = common.OUT(Path("incidents/demo"), help="Folder for the incident and its page.")
+    print: bool = option(False, "Print the path of the page; open nothing.", group=OUTPUT)
+
+
+@command(DemoCommand)
+def demo(asked: DemoCommand) -> None:
+    """Judge a recorded incident of vLLM again, and open its page. Nothing is downloaded.
+
+    Example:  mmrepro demo
+    """
+    from importlib.resources import as_file, files
+
+    from mmrepro.base.errors import UsageError
+    from mmrepro.base.machine.files import write_file
+    from mmrepro.cli.console import table_console
+    from mmrepro.cli.incidents import show_page
+    from mmrepro.failure.documents.stored import read_listed
+    from mmrepro.reports import load
+    from mmrepro.reports.documents import kind_of
+    from mmrepro.reports.terminal import print_page
+    from mmrepro.runs.judge import rejudge
+    from mmrepro.scenario.registry import load_scenario
+
+    with as_file(files("mmrepro.cli") / RECORDING) as recording:
+        recorded = read_listed(recording, FILE)
+    stored = asked.out / FILE
+    if stored.exists() and stored.read_bytes() != recorded:
+        raise UsageError(
+            f"{asked.out} holds another incident.", hint="mmrepro demo --out ANOTHER-FOLDER"
+        )
+    asked.out.mkdir(parents=True, exist_ok=True)
+    write_file(stored, recorded.decode())
+    incident = load(asked.out)
+    name = incident.scenario.name
+    found = rejudge(incident, load_scenario(name))
+    again = "which differs from" if found.differs else "as at the end of"
+    typer.echo(
+        f"A recorded run, judged again now by its {len(found.parts)} conditions and claims: "
+        f"{found.now.outcome.value}, {again} the run.\n"
+    )
+    print_page(kind_of(asked.out).compose(incident), table_console())
+    typer.echo("\n" + NEXT.format(run=f"run {name}", show=f"show {name}"))
+    show_page(asked.out, only_print=asked.print)
+    if found.differs:
+        raise typer.Exit(1)

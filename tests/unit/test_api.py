@@ -1,0 +1,104 @@
+"""``import mmrepro``: the functions, frozen, and what they return."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import mmrepro
+import pytest
+from mmrepro.base.errors import BadIncident, UsageError
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.cause import LogReading
+
+EVIDENCE = Path(__file__).parents[1] / "evidence"
+RUN = EVIDENCE / "ghost-key-eviction-0.23.0.zip"
+SIGNATURES = {
+    "diagnose": "(url: 'str', *, events: 'Callable[[Event], None] | None' = None, "
+    "**options: 'Any') -> 'Diagnosis'",
+    "judge": "(incident: 'Incident | str | Path', *, scenario: 'str | Path' = '') -> 'Rejudged'",
+    "load": "(place: 'str | Path') -> 'Incident'",
+    "logs": "(*files: 'str | Path', engine: 'str' = 'auto', alone: 'bool' = False, "
+    "deadline_s: 'float' = 600.0) -> 'LogReading'",
+    "replay": "(file: 'str | Path', *, events: 'Iterable[Callable[[CampaignEvent], None]]' = (), "
+    "**options: 'Any') -> 'Replay'",
+    "run": "(scenario: 'str | Path', *, events: 'Callable[[Event], None] | None' = None, "
+    "**options: 'Any') -> 'Incident'",
+}
+
+
+def test_the_signatures_are_frozen() -> None:
+    public = {name for name in dir(mmrepro) if callable(getattr(mmrepro, name)) and name[0] != "_"}
+    assert {
+        name: str(inspect.signature(getattr(mmrepro, name))) for name in SIGNATURES
+    } == SIGNATURES
+    assert public - {"TYPE_CHECKING", "Any"} == {*SIGNATURES}
+
+
+def test_importing_it_alone_loads_nothing_else() -> None:
+    code = "import sys, mmrepro; print([m for m in sys.modules if m.startswith('mmrepro.')])"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == "[]\n"
+
+
+def test_a_function_is_not_hidden_by_a_package_of_its_name() -> None:
+
+    code = (
+        f"import mmrepro, mmrepro.cli.app, mmrepro.api as a; a.judge({str(RUN)!r}); "
+        "print(all(callable(getattr(mmrepro, name)) for name in a.__all__))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == "True\n"
+
+
+def test_a_verdict_is_made_again(capsys: pytest.CaptureFixture[str]) -> None:
+    again = mmrepro.judge(RUN)
+    assert not again.differs
+    assert again.now.outcome == "reproduced"
+    incident = mmrepro.load(RUN)
+    assert isinstance(incident, Incident)
+    assert mmrepro.judge(incident, scenario="mm-cache-desync").differs
+    assert capsys.readouterr() == ("", "")
+
+
+def test_logs_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("INFO 11-21 02:44:01 [api_server.py:1] vLLM API server version 0.23.0\n")
+    reading = mmrepro.logs(log, engine="vllm")
+    assert isinstance(reading, LogReading)
+    assert reading.servers[0].engine == "vllm"
+
+
+def test_a_dead_server_is_diagnosed(tmp_path: Path) -> None:
+    events: list[object] = []
+    found = mmrepro.diagnose("http://127.0.0.1:1", events=events.append, out=tmp_path / "d")
+    assert found.exit_code == 1
+    assert events
+    assert (tmp_path / "d" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"relase": "0.24.0"}, "run has no option relase"),
+        ({"timeout_s": 0}, "timeout_s is 1 to"),
+        ({"start_mode": "tepid"}, "start_mode is one of auto, cold, fork, warm, not 'tepid'"),
+        ({"repeat": 2}, "One call is one run"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        mmrepro.run("ghost-key-eviction", **options)
+
+
+def test_what_is_not_there_is_an_error_of_mmrepro(tmp_path: Path) -> None:
+    with pytest.raises(BadIncident):
+        mmrepro.load(tmp_path)
+    with pytest.raises(AttributeError, match="no attribute 'walk'"):
+        mmrepro.walk  # noqa: B018
