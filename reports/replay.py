@@ -8,7 +8,7 @@ from mmrepro.failure.documents.replay import REPLAY_FILE, Replay, bucket_words
 from mmrepro.failure.documents.stored import document_json, replace_file
 from mmrepro.reports import blocks as b, documents, findings, words
 from mmrepro.reports.documents import kind
-from mmrepro.traffic.case.model import SCRIPT_FILE
+from mmrepro.traffic.case.model import SCRIPT_FILE, Origin
 
 TIME_WORDS: Final = {
     "fast": "as fast as the barriers allow",
@@ -66,7 +66,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
             ),
             b.Section("Counted, not reported", [b.p(counted)] if counted else [], 50),
             b.Section("What could not be judged", b.bullets(replay.unseen), 75),
-            b.Section("The traffic", b.bullets(origin(replay)), 55),
+            b.Section("The traffic", b.bullets(origin(replay.origin)), 55),
             b.Section("Attempts", _attempts(replay), 30),
             *findings.context(replay, _setup(replay), replay.limits),
         ],
@@ -102,11 +102,10 @@ def seconds(replay: Replay) -> float:
     return replay.kept_s + max(0.0, (replay.finished.wall - replay.created.wall).total_seconds())
 
 
-def origin(replay: Replay) -> list[str]:
-    """Sentences on what was read, left out and changed."""
-    found = replay.origin
+def origin(found: Origin, *, changed: bool = False) -> list[str]:
+    """Sentences on what was read, left out and changed; ``changed``: on the latter two alone."""
     told = []
-    if found.read:
+    if found.read and not changed:
         read = "1 entry" if found.read == 1 else f"{found.read} entries"
         told.append(f"{read} read from {found.format}.")
     if found.left_out:

@@ -21,9 +21,9 @@ from mmrepro.base.records import Setting
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import Finding
+from mmrepro.traffic.case.bodies import opened, wire
 from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import IMAGES_DIR, Case, Content, Noise
-from mmrepro.traffic.case.sending import body
+from mmrepro.traffic.case.model import IMAGES_DIR, LEAVE_S, Case, Content, Noise, Operation
 from mmrepro.traffic.case.typed import UNWRITTEN, in_order, server_steps
 from mmrepro.traffic.drive import Picture
 
@@ -33,8 +33,14 @@ LEAST_DEADLINE_S: Final = 10.0
 """On another machine the server may be slower than where it was measured."""
 CELL: Final = 14
 WIDTH: Final = 98
-UNTOLD: Final = ("metrics", "residue", "cache-bound", "wrong-answer", "cross-talk")
+UNTOLD: Final = ("expectation", "metrics", "residue", "cache-bound", "wrong-answer", "cross-talk")
 """Classes of which a script says nothing where it has no numbers to compare."""
+_PROMISES: Final = (
+    *("allowed-token-ids", "bad-words", "stop-text", "logit-bias", "max-tokens", "text-offset"),
+    *("schema", "tool-choice", "finish-tool-calls", "stream-parts", "stream-text", "refusal"),
+    "prompt-tokens",
+)
+"""Of what breaks the protocol: what a script cannot see by one answer's form."""
 _ABSENT: Final = {
     "hang": "every request was answered",
     "death": "the server lives",
@@ -66,12 +72,12 @@ def script(
     concurrent = not in_order(case)
     requests: list[dict[str, Any]] = []
     for op in case.operations:
-        sent = json.loads(body(op, made, ""))
-        del sent["model"]
-        more = {"after": op.after if concurrent else None, "leave": op.leave}
-        one = {"id": op.id, "path": op.path, "body": _short(sent, urls)}
+        more = {"after": op.after if concurrent else None, "leave": op.leave, "values": op.values}
+        more |= {"method": op.method} if op.method != "POST" else {}
+        target = op.path + (f"?{op.query}" if op.query else "")
+        one = {"id": op.id, "path": target, **_body(op, made, urls, more)}
         requests.append(one | {key: value for key, value in more.items() if value})
-    common = _common([one["body"] for one in requests])
+    common = _common([one["body"] for one in requests if "body" in one])
     images = _images(case, made)
     kinds = {facts[0] for facts in images.values()}
     model = _model(case.server.model)
@@ -80,6 +86,7 @@ def script(
         for e in finding.expectations
     }
     kind = finding.finding_class.value
+    by_itself = kind != "protocol" or finding.bucket.rpartition("/")[2] not in _PROMISES
     said = f"{finding.observation}. Expected: {finding.expectation}."
     random = "; its texts and images are random ones" if case.origin.anonymised else ""
     fill = partial(
@@ -89,15 +96,20 @@ def script(
         commands=server_steps(case, settings, project),
         note=_comment(f"Made by mmrepro {__version__}{random}."),
         kind=kind,
-        untold=UNTOLD,
+        untold=UNTOLD if by_itself else (*UNTOLD, kind),
         absent=_ABSENT.get(kind, "every answer is as expected"),
         elsewhere=f"Whether it shows ({kind}) is judged by: mmrepro replay case.json",
         deadline=max(LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
         requests=literal(requests),
         common=literal(common) if common else "",
         concurrent=concurrent,
-        streaming=any(op.stream for op in case.operations),
+        streaming=any(opened(op).stream for op in case.operations),
         leaving=any(op.leave for op in case.operations),
+        clocked=any(LEAVE_S.match(op.leave) for op in case.operations),
+        valued=any(op.values for op in case.operations),
+        raw=any("raw" in one for one in requests),
+        named=any("model" in one for one in requests),
+        marker=MODEL,
         images=literal({name: tuple(facts) for name, facts in images.items()}) if images else "",
         image_kinds="By name: " + "; ".join(_KINDS[kind] for kind in sorted(kinds)) + ".",
         noise="noise" in kinds,
@@ -112,6 +124,29 @@ def script(
     used = {name.id for name in ast.walk(ast.parse(fill(imports=()))) if isinstance(name, ast.Name)}
     text: str = fill(imports=[module for module in _MODULES if module.partition(".")[0] in used])
     return text
+
+
+MODEL: Final = "MMREPRO-MODEL"
+"""In a body that is sent as it is: where the script puts the served model's name."""
+
+
+def _body(
+    op: Operation, made: Mapping[str, Picture], urls: Mapping[str, str], more: dict[str, Any]
+) -> dict[str, Any]:
+    """How the script has the body: its fields, without the model, or its bytes. ``more`` gets the
+    headers, and the model's name where it is not the served one's."""
+    sent = wire(op.model_copy(update={"values": {}, "query": ""}), made, MODEL)
+    usual = {"Content-Type": "application/json"} if sent.body else {}
+    more["headers"] = sent.headers if sent.headers != usual else None
+    if not op.apart or not sent.body:
+        try:
+            return {"raw": sent.body.decode("ascii")}
+        except UnicodeDecodeError:
+            return {"raw": sent.body}
+    fields = json.loads(sent.body)
+    named = fields.pop("model", "")
+    more |= {} if named == MODEL else {"model": [named]}
+    return {"body": _short(fields, urls)}
 
 
 _MODULES: Final = (

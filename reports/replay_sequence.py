@@ -10,7 +10,7 @@ from typing import Final
 from markupsafe import Markup
 from mmrepro.base.text.sanitize import clip, one_line
 from mmrepro.reports.svg import WIDTH, path, rect, svg, tag, text
-from mmrepro.traffic.case.model import COMPLETIONS, Barrier, Case, Operation
+from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operation
 
 MAX_LANES: Final = 60
 MAX_IMAGES: Final = 60
@@ -104,8 +104,15 @@ def kind_of(result: str) -> str:
 
 def request_shape(op: Operation) -> str:
     """What a request is, without its words: ``340 characters, 2 images, 4 tokens, streamed``."""
+    asked = [one_line(f"{op.method} {op.path}", 60)] if op.path not in (CHAT, COMPLETIONS) else []
+    if op.form is not None:
+        return ", ".join([*asked, f"a form of {len(op.form)} fields"])
+    if not op.apart:
+        size = len(op.body or op.data or "")
+        return ", ".join([*asked, f"a body of {size} characters, sent as it is"])
     characters = sum(len(part.text or "") for m in op.messages or [] for part in m.parts())
-    words = [f"{characters} characters"] if characters or op.prompt is None else []
+    words = [*asked]
+    words += [f"{characters} characters"] if characters or (op.prompt is None and not asked) else []
     if isinstance(op.prompt, str):
         words = [f"{len(op.prompt)} characters"]
     elif op.prompt is not None:

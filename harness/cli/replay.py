@@ -27,14 +27,21 @@ def replay(asked: ReplayCommand) -> None:
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
-    from mmrepro.reports.replay import KIND, write_replay
+    from mmrepro.reports.replay import KIND, origin, write_replay
     from mmrepro.search.replay.known import server_wanted
     from mmrepro.search.replay.session import Replaying, jobs_here
 
     named = {"engine": asked.engine} if asked.engine else {}
     asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
     jobs = asked.jobs or (None if asked.ray else jobs_here())
-    _conduct(asked, jobs, lambda: Replaying(asked, write=write_replay), KIND)
+
+    def begin() -> Replaying:
+        made = Replaying(asked, write=write_replay)
+        for said in [] if asked.quiet or asked.resume else origin(made.case.origin, changed=True):
+            typer.echo(said, err=True)
+        return made
+
+    _conduct(asked, jobs, begin, KIND)
 
 
 @command(FuzzCommand)

@@ -6,6 +6,7 @@ It never raises for what a server does: garbage, a closed connection or silence 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -29,7 +30,9 @@ from mmrepro.traffic.reading import (
     end_of_stream,
     read_chunk,
     read_completion,
+    read_event,
     read_generated,
+    read_other,
 )
 
 if TYPE_CHECKING:
@@ -131,16 +134,21 @@ class Traffic:
         watch: Watch,
         *,
         path: str = CHAT,
+        target: str = "",
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
         stream: bool = False,
         images: Sequence[ImageSent] = (),
         text: str = "",
         max_tokens: int | None = None,
         deadline_s: float,
     ) -> RequestRecord:
-        """A request whose ``body`` was made elsewhere, watched; the rest is for its record."""
+        """A request whose ``body`` was made elsewhere, watched; ``target``: the path as it is sent,
+        and a query; the rest is for its record."""
         record = self._new_record(label, path, deadline_s, text)
+        record.method = method
         record.stream, record.images, record.max_tokens = stream, list(images), max_tokens
-        return await self._send(record, body, watch=watch)
+        return await self._send(record, body, watch=watch, target=target, headers=headers)
 
     async def count_tokens(self, text: str, *, deadline_s: float = 10.0) -> int | None:
         """Tokens of a plain text by the server's own ``/tokenize``; None if it does not tell."""
@@ -214,6 +222,8 @@ class Traffic:
         body: bytes,
         started: asyncio.Event | None = None,
         watch: Watch | None = None,
+        target: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> RequestRecord:
         async def traced(step: str, _: object) -> None:
             if watch is not None and step == "http11.send_request_body.complete":
@@ -222,18 +232,23 @@ class Traffic:
                     raise Left
 
         record.sent = Moment.now()
+        leaving = asyncio.timeout(None if watch is None else watch.leave_s)
         try:
             async with (
                 self._limit(record.deadline_s),
+                leaving,
                 self._client.stream(
                     record.method,
-                    record.path,
+                    target or record.path,
                     content=body,
-                    headers={"Content-Type": "application/json"},
+                    headers={"Content-Type": "application/json"} if headers is None else headers,
                     extensions={} if watch is None else {"trace": traced},
                 ) as answer,
             ):
                 record.status = answer.status_code
+                if watch is not None and record.path not in (CHAT, COMPLETIONS):
+                    kind = answer.headers.get("content-type", "")
+                    record.stream = kind.startswith("text/event-stream")
                 if record.stream and answer.status_code == 200:
                     await _read_stream(answer, record, started, watch)
                 else:
@@ -241,6 +256,9 @@ class Traffic:
         except Left:
             record.left = True
         except TimeoutError:
+            if leaving.expired():
+                record.left = True
+                return record
             record.timed_out = True
             waited = time.monotonic() - record.sent.mono
             record.error = f"no complete answer in {waited:.1f} s"
@@ -294,6 +312,8 @@ async def _read_whole(
     if body is None:
         record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
         return
+    if watch is not None:
+        watch.heard(body)
     text = body.decode("utf-8", "replace")
     if record.status is None or record.status >= 400:
         record.error = text[:ERROR_LIMIT] or f"HTTP {record.status} with an empty body"
@@ -309,6 +329,9 @@ async def _read_whole(
             record.error = f"not an answer of /generate ({type(error).__name__}): {text[:200]}"
     else:
         record.text = text[:TEXT_LIMIT]
+        if watch is not None:
+            with contextlib.suppress(*MALFORMED):  # no form is promised of it
+                read_other(json.loads(text), record)
 
 
 async def _read_stream(
@@ -317,8 +340,10 @@ async def _read_stream(
     started: asyncio.Event | None,
     watch: Watch | None = None,
 ) -> None:
-    """Server-sent events: text pieces, then usage, then ``[DONE]``."""
+    """Server-sent events: text pieces, then usage, then ``[DONE]``. In other forms than that of
+    completions nothing is promised of the end."""
     text: list[str] = []
+    other = watch if record.path not in (CHAT, COMPLETIONS) else None
     done = False
     try:
         async with asyncio.timeout(None) as rest:
@@ -335,8 +360,13 @@ async def _read_stream(
                         break
                     rest.reschedule(asyncio.get_running_loop().time() + AFTER_DONE_S)
                     continue
+                if watch is not None:
+                    watch.heard(line.encode() + b"\n")
                 try:
-                    text.append(read_chunk(json.loads(data), record, watch))
+                    if other is not None:
+                        read_event(json.loads(data), record, other)
+                    else:
+                        text.append(read_chunk(json.loads(data), record, watch))
                 except MALFORMED as error:
                     record.error = f"a broken stream ({type(error).__name__}): {data[:200]}"
                 if started is not None and record.ttft_s is not None:
@@ -349,8 +379,9 @@ async def _read_stream(
     except _TooLong:
         record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
     finally:  # what came before a closed connection or the deadline is evidence as well
-        record.text = "".join(text)[:TEXT_LIMIT]
-        if watch is not None:
+        if other is None:
+            record.text = "".join(text)[:TEXT_LIMIT]
+        if watch is not None and other is None:
             end_of_stream(record, done=done)
-    if not done and not record.error:
+    if not done and not record.error and other is None:
         record.error = "the stream ended without [DONE]"

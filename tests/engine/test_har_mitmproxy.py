@@ -14,9 +14,9 @@ import pytest
 from live_server import serving
 from mmrepro.engines.models.qwen import TinyQwen3
 from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures, read_case, write_case
 from mmrepro.traffic.case.model import ServerWanted
-from mmrepro.traffic.case.sending import body
 from recorded_traffic import SECRETS, Sent, requests, send
 
 pytestmark = pytest.mark.engine

@@ -20,9 +20,10 @@ from mmrepro.scenario import Scenario
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.reference import comparable, greedy, reference_case
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import Case, ServerWanted
-from mmrepro.traffic.case.sending import Played, PlayState, body
+from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence.model import RequestRecord
 from traces import healthy_trace
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import (
     Case,
@@ -20,7 +21,6 @@ from mmrepro.traffic.case.model import (
     Recorded,
     ServerWanted,
 )
-from mmrepro.traffic.case.sending import body
 
 WORDS = (
     "what is in this picture please tell me about the weather of tomorrow and list three rivers "

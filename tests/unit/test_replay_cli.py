@@ -26,7 +26,7 @@ from mmrepro.search.replay.known import exception_pattern, hang_path, usual_serv
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.traffic.case.files import write_case
-from mmrepro.traffic.case.model import CASE_FILE
+from mmrepro.traffic.case.model import CASE_FILE, Case, Origin
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -48,6 +48,8 @@ class FakeReplaying:
         type(self).asked = options
         self.options, self.write = options, write
         self.folder = options.resume or options.out or Path("replays/r")
+        origin = Origin(left_out={"a websocket": 2}, notes=["3 fields were changed."])
+        self.case = Case(server=options.server, origin=origin)
 
     @property
     def resume_command(self) -> str:
@@ -116,6 +118,8 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
     assert document["findings"][0]["finding_class"] == "hang"
     assert Path("r", document["findings"][0]["folder"], "reproduce.py").is_file()
     assert "page: r/replay.html" in err.splitlines()
+    assert "Left out: 2 × a websocket." in err
+    assert "3 fields were changed." in err
     assert "attempt 2 of at most 40 (confirm, 200 requests): hung" in err
     schema = json.loads(runner.invoke(app, ["schema", "--of", "replay"]).stdout)
     jsonschema.validators.validator_for(schema).check_schema(schema)

@@ -31,6 +31,7 @@ class FindingClass(StrEnum):
     CACHE_BOUND = "cache-bound"
     WRONG_ANSWER = "wrong-answer"
     CANARY = "canary"
+    EXPECTATION = "expectation"
     PROTOCOL = "protocol"
     METRICS = "metrics"
     RESIDUE = "residue"
@@ -78,6 +79,10 @@ _CLASSES: Final = {
     FindingClass.CANARY: (
         "the canary is answered otherwise after the traffic",
         "the same request has the same answer, before and after",
+    ),
+    FindingClass.EXPECTATION: (
+        "an answer is not as the case expects it",
+        "the answer is as the case expects it",
     ),
     FindingClass.PROTOCOL: (
         "an answer breaks the protocol",

@@ -61,7 +61,7 @@ class Observing:
         """Play ``case`` and write into ``played`` what came of it. Raises SupervisorError: the
         process that owns the server is gone; KeyboardInterrupt: the session was cancelled."""
         watching = asyncio.ensure_future(self._watch())
-        performing = asyncio.ensure_future(self._perform(case.operations, played))
+        performing = asyncio.ensure_future(self._perform(case, played))
         try:
             await asyncio.wait({performing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
@@ -83,7 +83,7 @@ class Observing:
 
     # ------------------------------------------------------------------ traffic
 
-    async def _perform(self, operations: Sequence[Operation], played: Played) -> None:
+    async def _perform(self, case: Case, played: Played) -> None:
         looks, stopped = self.options.look != "none", self.sending.stopped
         self.recorder.phase = "gate"
         if self.options.canary:
@@ -91,7 +91,7 @@ class Observing:
         if looks and not stopped.is_set():
             played.before = await self._reading()
         self.recorder.phase = "trigger"
-        for block in blocks(operations, self.options.blocks):
+        for block in blocks(case.operations, self.options.blocks):
             await self.sending.perform(block)
             if self.options.blocks and not stopped.is_set():
                 block_end = await self._reading()
@@ -99,7 +99,7 @@ class Observing:
         self.recorder.phase = "after"
         if looks and not stopped.is_set():
             played.after = await self._reading()
-        if self.options.canary and not stopped.is_set():
+        if self.options.canary and not stopped.is_set() and not case.changes_server:
             await self._canary(CANARY_AFTER)
 
     async def _canary(self, label: str) -> None:

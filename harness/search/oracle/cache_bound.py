@@ -209,7 +209,9 @@ def prompt_of(sent: Sent, *, bytewise: bool, salted: bool) -> Prompt:
         _generated(record, sent.limit),
         salt=repr(salt) if any(salt) else "",
         ids=tuple(prompt) if isinstance(prompt, list) else None,
-        odd=odd or sent.parameter("truncate_prompt_tokens") is not None,
+        odd=odd
+        or sent.parameter("truncate_prompt_tokens") is not None
+        or (sent.op.prompt is None and not groups),
         began=sent.begin,
     )
 
@@ -298,6 +300,10 @@ STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
 not count those."""
 
 
+PROMPTLESS = ("/tokenize", "/detokenize", "/reset_prefix_cache", "/flush_cache")
+"""Paths of requests that put no prompt into a cache; of what is no completion nothing is known."""
+
+
 def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
     """Whether any operation took more from the cache than there can have been for it."""
     told = [
@@ -353,7 +359,8 @@ def _prompts(case: Case, played: Played, rules: Rules, *, salted: bool) -> list[
     ours = [
         prompt_of(one, bytewise=rules.bytewise, salted=salted)
         for one in sent
-        if one.generates
+        if one.op.path not in PROMPTLESS
+        and one.op.method == "POST"
         and not (one.record.status in INVALID and grade(one.record).kind == "refusal")
     ]
     others = [

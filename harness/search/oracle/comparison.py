@@ -12,6 +12,7 @@ from mmrepro.search.oracle import near_ties
 from mmrepro.search.oracle.judged import Judged, sighting
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.oracle.near_ties import Answer, Compared, Verdict
+from mmrepro.search.oracle.promises import EXPECTED, unlike
 from mmrepro.search.oracle.reference import PLAIN, greedy, rounds
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.case.sending import Played, PlayState
@@ -123,6 +124,10 @@ class _Comparison:
                     same.add(op.id)
         usage = dict(self._usage({*swapped, *wrong}, same))
         sightings = list(_sightings(swapped, wrong, usage))
+        if parts := dict(self._parts(same)):
+            said, by = f"A stream is told otherwise than the whole: {_some(parts)}.", list(parts)
+            words = EXPECTED["stream-parts"]
+            sightings.append(sighting(FindingClass.PROTOCOL, "stream-parts", said, words, by=by))
         for one in sightings:
             if untold and one.finding_class is not FindingClass.PROTOCOL:
                 # The reference's answers, which a sound server gives to the letter.
@@ -171,6 +176,16 @@ class _Comparison:
             for start in set(_starts(answer)):
                 starts.setdefault(start, []).append(id)
         return starts
+
+    def _parts(self, same: set[str]) -> Iterator[tuple[str, str]]:
+        """Operations that stream, and what of the ``same`` tokens is told otherwise than by the
+        reference, which does not; what is cut short leaves a parser in the middle."""
+        for id in sorted(same):
+            mine, right = self.mine[id], self.right[id]
+            if mine.stream and not right.stream and mine.finish_reason != "length":
+                for one, other in zip(mine.choices, right.choices, strict=False):
+                    if one.token_ids == other.token_ids and (why := unlike(one, other)):
+                        yield id, f"{id}, {why}"
 
     def _usage(self, known: set[str], same: set[str]) -> Iterator[tuple[str, str]]:
         """Operations and what is told of them otherwise than by the reference: of those that got

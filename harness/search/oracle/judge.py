@@ -20,6 +20,7 @@ from mmrepro.failure.documents.replay import FindingClass, Sighting
 from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle import loud, near_ties
 from mmrepro.search.oracle.cache_bound import cache_bound
+from mmrepro.search.oracle.expected import expected
 from mmrepro.search.oracle.judged import GENERATES, Judged, Sent, sent_of, sighting, silent_bucket
 from mmrepro.search.oracle.near_ties import Answer, Verdict
 from mmrepro.search.oracle.protocol import protocol
@@ -70,6 +71,7 @@ def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
             loud.server_errors(case, played, engine),
             cache_bound(case, played, engine),
             canary(played, engine),
+            expected(case, played, engine),
             protocol(case, played, engine),
             ledger(case, played, engine),
             quiescence(case, played, engine),
@@ -115,7 +117,8 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
         # A counter without a value has none yet.
         used = next(one for one in names if one in after.metrics)
         grown = last - before.metrics.get(used, 0.0)
-        spans = [counted(entry, case) for entry in entries]
+        anything = Span(0.0, math.inf)
+        spans = [anything if entry.other else counted(entry, case) for entry in entries]
         least, most = sum(span.least for span in spans), sum(span.most for span in spans)
         if least <= grown <= most:
             continue
@@ -142,12 +145,14 @@ class _Entry:
         n: answers asked for.
         limit: most tokens of each, if told.
         late: it may not be counted yet, or was before.
+        other: no completion: it may add anything.
     """
 
     record: RequestRecord
     n: int = 1
     limit: int | None = None
     late: bool = False
+    other: bool = False
 
     @property
     def told(self) -> bool:
@@ -168,9 +173,12 @@ def _entries(case: Case, played: Played, before: Reading, after: Reading) -> Ite
         end = record.sent.mono + record.latency_s
         if end <= before.mono or record.sent.mono >= after.mono:
             continue
-        if record.method != "POST" or record.path not in GENERATES:
+        if record.method != "POST":
             continue
         sent = ours.get(record.label)
+        if record.path not in GENERATES:  # what it adds is told in a form of its own, or not
+            yield _Entry(record, other=True)
+            continue
         late = end > after.mono - SETTLES_S or record.sent.mono < before.mono
         if sent is None:
             yield _Entry(record, limit=record.max_tokens, late=late)
@@ -257,9 +265,9 @@ def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
     before, after = played.before, played.after
     if before is None or after is None:
         return Judged(unseen=["The idle server was not read before and after the traffic."])
-    return Judged.of(
-        [_gauges(after, engine), _kv_use(before, after, engine), _growth(case, played)]
-    )
+    held = case.changes_server or any(op.path == "/open_session" for op in case.operations)
+    idle = [] if held else [_gauges(after, engine), _kv_use(before, after, engine)]
+    return Judged.of([*idle, _growth(case, played)])
 
 
 def _gauges(after: Reading, engine: Engine) -> Judged:

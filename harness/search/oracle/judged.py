@@ -20,6 +20,7 @@ from typing import Annotated, Any, Self
 from mmrepro.base.records import Record
 from mmrepro.failure.documents.replay import FindingClass, Sighting
 from mmrepro.probes.data import Frame, StackSample, ThreadStack
+from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Operation
 from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import RequestRecord
@@ -250,7 +251,8 @@ class Sent:
     def n(self) -> int:
         """Answers asked for."""
         wanted = [self.parameter("n", 1), self.parameter("best_of", 1)]
-        prompts = self.op.prompt if isinstance(self.op.prompt, list) else []
+        given = self.parameter("prompt", []) if self.op.prompt is None else self.op.prompt
+        prompts = given if isinstance(given, list) else []
         several = len(prompts) if any(not isinstance(p, int) for p in prompts) else 1
         return max([1, *(w for w in wanted if isinstance(w, int))]) * several
 
@@ -258,7 +260,7 @@ class Sent:
     def limit(self) -> int | None:
         """Most tokens asked for, of each answer; None: not told."""
         for name in ("max_completion_tokens", "max_tokens"):
-            if isinstance(found := self.op.parameters.get(name), int) and found > 0:
+            if type(found := self.op.parameters.get(name)) is int and found > 0:
                 return found
         return None
 
@@ -270,7 +272,11 @@ class Sent:
     def body(self) -> str:
         """All that is asked for, but for whether it streams; equal texts ask for the same."""
         op = self.op.model_dump(
-            mode="json", include={"path", "messages", "prompt", "parameters"}, exclude_none=True
+            mode="json",
+            include={*("method", "path", "query", "headers", "model", "messages", "prompt")}
+            | {"parameters", "body", "data", "form"},
+            exclude_none=True,
+            warnings=False,
         )
         op["parameters"] = {
             name: value for name, value in op["parameters"].items() if name not in _ANY_STREAM
@@ -284,7 +290,7 @@ class Sent:
 
 
 def sent_of(case: Case, played: Played) -> list[Sent]:
-    """In the order in which they were sent."""
+    """In the order in which they were sent; their bodies taken apart, as far as they can be."""
     records = {record.label: record for record in reversed(played.evidence.requests)}
-    sent = [Sent(op, records[op.id]) for op in case.operations if op.id in records]
+    sent = [Sent(opened(op), records[op.id]) for op in case.operations if op.id in records]
     return sorted(sent, key=lambda one: one.begin)

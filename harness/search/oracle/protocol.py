@@ -14,6 +14,7 @@ from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.search.oracle import promises
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
 from mmrepro.search.oracle.near_ties import HIDDEN
@@ -79,6 +80,7 @@ EXPECTED = {
     "prompt-tokens": "Equal prompts have equally many tokens.",
     "stream-text": "A stream's text is the text of the whole answer with the same tokens.",
     "refusal": "Equal requests are all refused, or all served.",
+    **promises.EXPECTED,
 }
 """What a sound server does, for each kind of finding."""
 
@@ -98,7 +100,10 @@ def _broken(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
         yield "no-done", "the stream ended without [DONE]"
     if record.error not in ("", NO_DONE) or record.status != 200:
         return
-    rules: tuple[Rule, ...] = (_ends, _length, _stops, _usage, _counts, _choices)
+    rules: tuple[Rule, ...] = (
+        *(_ends, _length, _stops, _usage, _counts, _choices),
+        promises.promises,
+    )
     for rule in rules:
         yield from rule(one, case, engine)
 
@@ -128,9 +133,11 @@ def _ends(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def _length(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
-    """Of a single answer, whose tokens the usage counts."""
+    """Of the answers, whose tokens the usage counts."""
     record, limit = one.record, one.limit
     tokens, reason = record.completion_tokens, record.finish_reason
+    if limit is not None and tokens is not None and one.n > 1 and tokens > limit * one.n:
+        yield "max-tokens", f"{tokens} tokens in {one.n} answers, and {limit} each were asked for"
     if limit is None or tokens is None or one.n > 1 or one.parameter("echo"):
         return
     if tokens > limit:
@@ -169,7 +176,8 @@ def _usage(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
             yield "usage", f"{prompt} and {completion} tokens, and {total} in total"
         if not prompt and one.op.prompt != []:
             yield "usage", "a prompt of no tokens"
-    options = one.parameter("stream_options", {"include_usage": True})
+    default = {"include_usage": True} if one.op.layout is None else {}
+    options = one.parameter("stream_options", default)
     asked = not record.stream or (isinstance(options, dict) and options.get("include_usage"))
     if engine.name in TELLS_USAGE and asked and record.done is not False and not record.usages:
         yield "usage-missing", "the answer tells no usage"
@@ -183,7 +191,8 @@ def _counts(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     if tokens is None or one.parameter("echo"):
         return
     choices = one.record.choices
-    if record.pieces > tokens + len(choices):
+    parsed = any(choice.tool_calls or choice.reasoning for choice in choices)
+    if record.pieces > tokens + len(choices) and not parsed:
         yield "completion-tokens", f"{record.pieces} pieces, and {tokens} tokens in the usage"
     shown = sum(len(choice.tokens) for choice in choices)
     cut = any(len(choice.tokens) >= MAX_LOGPROBS for choice in choices)
@@ -252,6 +261,12 @@ def _stream_text(one: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]]
         comparable = a.tokens and a.tokens == b.tokens and len(a.tokens) < MAX_LOGPROBS
         if any(token in HIDDEN for token in a.tokens):
             continue  # half a character: other tokens look the same
+        if a.tool_calls or b.tool_calls or a.reasoning or b.reasoning:
+            # Of an answer that is cut short a parser has a part, and of the whole none.
+            whole = a.finish_reason != "length" and b.finish_reason != "length"
+            if comparable and whole and (why := promises.unlike(a, b)):
+                yield [one.op.id, other.op.id], "stream-parts", f"of the same tokens {why}"
+            continue
         short = max(len(a.text), len(b.text)) < TEXT_LIMIT
         if comparable and short and a.text != b.text and a.finish_reason == b.finish_reason:
             yield (

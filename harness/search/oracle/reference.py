@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrepro.engines import Engine
+from mmrepro.search.oracle.promises import parses
+from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operation, ServerWanted
 from packaging.version import Version
 
@@ -118,7 +120,8 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     operations: list[Operation] = []
     for op in asked.operations:
         after = [f"{operations[-1].id}.end"] if operations else []
-        stream = op.stream and not plain.streams_mislead
+        # What a parser takes of a stream is held against what it takes of the whole.
+        stream = op.stream and not plain.streams_mislead and not parses(case.server.args)
         update = {"after": after, "leave": "", "at_s": None, "stream": stream}
         operations.append(op.model_copy(update=update))
     return asked.model_copy(update={"server": server, "operations": operations})
@@ -142,7 +145,10 @@ def comparable(case: Case) -> Case:
     told = not plain.exact and Version(case.server.release) >= Version(plain.logprobs_since)
     awaited = _awaited(case) if plain.streams_mislead else {op.id for op in case.operations}
     operations = []
-    for op in case.operations:
+    for op in map(opened, case.operations):
+        if not op.apart:
+            operations.append(op)
+            continue
         asked = _greedily(op) | (_asking_logprobs(op, plain) if told else {})
         stream = op.stream and op.id in awaited
         operations.append(op.model_copy(update={"parameters": asked, "stream": stream}))

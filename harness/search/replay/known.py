@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import MmreproError, UsageError
-from mmrepro.base.machine.files import is_file
 from mmrepro.engines import get_engine
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.diagnosis import Fit, Match
@@ -27,6 +26,7 @@ from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.silent import SILENT, Failure
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.store import LiveLook, Named, Observation
+from mmrepro.traffic.capture.read import holds_case
 from mmrepro.traffic.case.files import pictures, read_case
 from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
@@ -244,9 +244,8 @@ def exception_pattern(lines: list[str]) -> str:
 def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> ServerWanted:
     """The server: a case's own, for a recording that of the engine's scenarios; what ``asked`` says
     goes over both. Raises UsageError: no engine, or none of that name, or no such release."""
-    # A case is a folder with one, or a file called so.
     places = (place for place in (resume, file) if place)
-    kept = next((p for p in places if p.name == CASE_FILE or is_file(p / CASE_FILE)), None)
+    kept = next((p for p in places if p.name == CASE_FILE or holds_case(p)), None)
     own = read_case(kept)[0].server if kept else None
     if own is not None and asked.get("engine", own.engine) != own.engine:
         raise UsageError(

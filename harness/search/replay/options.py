@@ -122,6 +122,12 @@ class ReplayCommand(ServerCommand):
         least=1,
         most=256,
     )
+    expect: tuple[str, ...] = option(
+        (),
+        "What an answer shall be: status=4xx, text=REGEX, tokens=<=8, same-as=non-streamed … "
+        "(docs/replay.md); r2:… of one request. May be given several times.",
+        "[REQUEST:]NAME=VALUE",
+    )
     budget: int = option(
         BUDGET, "Maximum number of server starts.", "N", LIMITS, least=2, most=10_000
     )

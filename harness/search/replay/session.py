@@ -32,6 +32,7 @@ from mmrepro.search.replay.store import (
 from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.scale import scale
+from mmrepro.traffic.case.expecting import expecting
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import Case
 
@@ -284,7 +285,7 @@ class Replaying(CaseSearch[Replay]):
         """``write`` writes the replay's documents, each time that it has grown."""
         super().__init__(options)
         self._write = write
-        self._case = self._read()
+        self.case = self._read()
         self._files: ReplayFolder | None = None
         self._rounds: Rounds | None = None
 
@@ -307,7 +308,7 @@ class Replaying(CaseSearch[Replay]):
 
     def begin(self, campaign: Campaign[Replay]) -> None:
         super().begin(campaign)
-        self._files = ReplayFolder(self.folder, self._case, self.options, self._write)
+        self._files = ReplayFolder(self.folder, self.case, self.options, self._write)
         self._rounds = Rounds(self, self._files)
 
     def more(self) -> Callable[[], None] | None:
@@ -338,7 +339,7 @@ class Replaying(CaseSearch[Replay]):
             captured = scale(captured, options.server.max_model_len, model=model)
         if options.anonymise:
             captured = anonymise(captured, options.seed, model)
-        case = captured.case.model_copy(update=server)
+        case = expecting(captured.case.model_copy(update=server), options.expect)
         self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)
         return case

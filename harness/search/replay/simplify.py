@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from mmrepro.search.replay.store import Observation
+from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import Case, Collision, Content, Image, Noise, Operation, Part
 
 
@@ -123,6 +124,7 @@ def stand_ins(case: Case, seen: Observation) -> list[list[str]]:
             kind[op.id],
             seen.sizes.get(op.id, ""),
             tuple(sorted((name, repr(value)) for name, value in op.parameters.items())),
+            *(op.method, op.query, op.body, op.data, str(op.form), op.expect and str(op.expect)),
             op.stream,
             op.leave,
             (sum(map(len, texts)) + len(str(op.prompt or ""))).bit_length(),
@@ -172,8 +174,15 @@ def abnormal(seen: Observation) -> list[str]:
 # ----------------------------------------------------------------------------------------- simpler
 
 WORDS = 3
-KEPT = frozenset({"max_tokens", "max_completion_tokens", "prompt_logprobs", "n"})
-"""Parameters that bound an answer: without them it would be a longer one, and no simpler."""
+KEPT = frozenset(
+    {
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "prompt_logprobs", "n"),
+        *("prompt", "input", "text", "input_ids", "token_ids", "input_embeds", "sampling_params"),
+        *("query", "documents", "text_1", "text_2", "lora_name", "lora_path", "messages"),
+    }
+)
+"""Parameters that bound an answer: without them it would be a longer one, and no simpler; and what
+is asked in other forms than completions: without it there is no request."""
 
 
 @dataclass(frozen=True)
@@ -266,12 +275,12 @@ def _shorter(op: Operation, refused: set[str]) -> dict[str, Any]:
         return {}
     messages = []
     for message in op.messages:
-        content: str | list[Part] = [
+        content: str | list[Part] | None = [
             part if part.text is None else part.model_copy(update={"text": _words(part.text)})
             for part in message.parts()
         ]
-        if isinstance(message.content, str):
-            content = _words(message.content)
+        if message.content is None or isinstance(message.content, str):
+            content = message.content and _words(message.content)
         messages.append(message.model_copy(update={"content": content}))
     return {"messages": messages}
 
@@ -301,5 +310,9 @@ def _noise(case: Case, seen: Observation) -> Case:
 
 
 def _each(case: Case, change: Callable[[Operation], dict[str, Any]]) -> Case:
-    operations = [op.model_copy(update=change(op)) for op in case.operations]
+    operations = []
+    for op in case.operations:
+        plain = opened(op)
+        changed = plain.model_copy(update=change(plain)) if plain.apart else plain
+        operations.append(op if changed == plain else changed)
     return case.model_copy(update={"operations": operations})

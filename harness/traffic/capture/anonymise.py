@@ -117,7 +117,12 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
 
 
 def _shown_less(operation: Operation) -> Operation:
-    """Without the answer's text; what a refusal says of the longest prompt stays."""
+    """Without the answer's text; what a refusal says of the longest prompt stays. Nor is anything
+    expected of the words of an answer."""
+    if operation.expect is not None:
+        words = {"text": None, "not_text": None, "json_schema": None}
+        expect = operation.expect.model_copy(update=words)
+        operation = operation.model_copy(update={"expect": expect})
     recorded = operation.recorded
     if recorded is None or not recorded.text:
         return operation

@@ -175,7 +175,7 @@ class VllmLog:
         self._add(line, name, COMPLETIONS, fields)
 
     def _add(self, line: Line, name: str, path: str, fields: object) -> None:
-        operation = self.bodies.operation(path, fields)
+        operation = self.bodies.printed(path, fields)
         self._place[name] = self.found.add(
             RecordedRequest(
                 operation,
@@ -304,7 +304,7 @@ class SglangLog:
                 if value != _OPENAI_DEFAULTS.get(name, False if name[:7] == "return_" else None)
             }
             path = CHAT if "messages" in body else COMPLETIONS
-            place = self._add(line, self.bodies.operation(path, told))
+            place = self._add(line, self.bodies.printed(path, _without_detail(told)))
         finally:
             self._unpaired.append((place, hint))
 
@@ -343,9 +343,9 @@ class SglangLog:
         if told.get("video_data") or told.get("audio_data"):
             raise Unusable("video or sound")
         if not images:
-            return self.bodies.operation(COMPLETIONS, {**fields, "prompt": prompt})
+            return self.bodies.printed(COMPLETIONS, {**fields, "prompt": prompt})
         messages = _untemplated(prompt, images)
-        return self.bodies.operation(CHAT, {**fields, "messages": messages})
+        return self.bodies.printed(CHAT, {**fields, "messages": messages})
 
     def _finished(self, line: Line, told: dict[str, Any]) -> None:
         place = self._place.pop(str(told.get("rid")), None)
@@ -451,6 +451,17 @@ def _untemplated(prompt: Any, images: list[str]) -> list[dict[str, Any]]:
             parts += [{"type": "text", "text": piece}] if piece else []
         messages.append({"role": role, "content": parts if rest else said})
     return messages
+
+
+def _without_detail(body: dict[str, Any]) -> dict[str, Any]:
+    """Without the detail of pictures that SGLang itself put there, its default."""
+    for message in body.get("messages") or []:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else []:
+            shown = part.get("image_url") if isinstance(part, dict) else None
+            if isinstance(shown, dict) and shown.get("detail") == "auto":
+                del shown["detail"]
+    return body
 
 
 def _last_text(body: dict[str, Any]) -> str:

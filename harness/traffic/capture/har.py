@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import statistics
 from collections import Counter
@@ -15,13 +14,18 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.text.redact import Redactor
 from mmrepro.base.units import size
-from mmrepro.traffic.capture.messages import Bodies, Unusable, played_path
-from mmrepro.traffic.capture.parsing import CUT, MAX_TEXT, BadJson, events, no_constant
+from mmrepro.traffic.capture.exchanges import (
+    ANSWERS,
+    METHODS,
+    Answer,
+    Exchange,
+    Hears,
+    is_of_an_engine,
+)
+from mmrepro.traffic.capture.messages import Bodies, Unusable
+from mmrepro.traffic.capture.parsing import CUT, MAX_TEXT, BadJson, events
 from mmrepro.traffic.capture.recorded import RecordedRequest, Tally
-from mmrepro.traffic.case.model import Recorded
-from mmrepro.traffic.reading import MALFORMED
 
 FAR_OFF_S = 30 * 86400.0
 """From the middle of all: such a time is a clock's mistake."""
@@ -38,15 +42,14 @@ _WANTED: Final = {
     *((*_ENTRY, "response", "content", name) for name in ("text", "encoding", "mimeType")),
     *((*_ENTRY, "timings", name) for name in ("connect", "ssl", "receive")),
 }
-DEEPEST = max(map(len, _WANTED))
+DEEPEST = max(map(len, _WANTED)) + 1
 _COUNTED: Final = {
-    (*_ENTRY, "request", "headers", "item"): "header",
     (*_ENTRY, "response", "headers", "item"): "header",
     (*_ENTRY, "request", "cookies", "item"): "cookie",
     (*_ENTRY, "response", "cookies", "item"): "cookie",
-    (*_ENTRY, "request", "queryString", "item"): "query",
     (*_ENTRY, "_webSocketMessages", "item"): "websocket message",
 }
+_HEADERS: Final = (*_ENTRY, "request", "headers", "item")
 _BY_CLIENT: Final = re.compile(r"client|abort|cancel|NS_BINDING", re.IGNORECASE)
 
 
@@ -55,6 +58,7 @@ class Entry:
     """What is kept of one entry while it is read."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    headers: list[list[str]] = field(default_factory=list)
     is_object: bool = False
 
     def text(self, name: str) -> str:
@@ -82,7 +86,7 @@ class Har:
         """Of the entry that is read."""
         self.hosts: Counter[str] = Counter()
         self._wanted = _chosen(host) if host else ("", None)
-        self._answers = Answers()
+        self._hears = Hears(bodies)
         self.creator = ""
 
     def requests(self) -> Iterator[RecordedRequest]:
@@ -107,39 +111,41 @@ class Har:
         """Raises Unusable."""
         if not entry.is_object:
             raise Unusable("an entry that is no object")
-        path, host = self._address(entry)
-        self.hosts[host] += 1
-        body = _body(entry)
-        try:
-            parsed = json.loads(body, parse_constant=no_constant)
-        except (ValueError, RecursionError) as error:
-            raise Unusable("a body that is no JSON") from error
-        operation = self.bodies.operation(path, parsed)
-        begin = _moment(entry.text("startedDateTime"))
-        took = self._took(entry)
-        answer = self._answer(entry, took, operation.stream)
-        return RecordedRequest(
-            operation=operation,
-            begin=begin,
-            end=None if begin is None or took is None else begin + took,
-            recorded=answer.recorded,
-            pieces=answer.pieces,
-            left=self._left(entry, answer),
-        )
-
-    def _address(self, entry: Entry) -> tuple[str, str]:
-        """Path and host of a request that is played. Raises Unusable."""
-        method = entry.text("request.method").upper()
-        if method != "POST":
-            known = method if method in ("GET", "HEAD", "OPTIONS", "CONNECT", "PUT") else "another"
-            raise Unusable(f"{known} request")
-        url = entry.text("request.url")
-        path = played_path(url)
-        host, port = _host(url)
+        method, target = entry.text("request.method").upper(), entry.text("request.url")
+        if target[:3].lower() == "ws:" or target[:4].lower() == "wss:" or _upgraded(entry):
+            raise Unusable("a websocket")
+        if method not in METHODS:
+            raise Unusable("CONNECT request" if method == "CONNECT" else "another request")
+        host, port = _host(target)
+        parts = urlsplit(target)
+        local = host in ("127.0.0.1", "localhost", "::1") and method != "GET"
+        if not local and not is_of_an_engine(parts.path):
+            raise Unusable(f"{method} to another path")
         wanted, wanted_port = self._wanted
         if wanted and (wanted != host or wanted_port not in (None, port)):
             raise Unusable("another host")
-        return path, f"{host}:{port}" if port else host
+        self.hosts[f"{host}:{port}" if port else host] += 1
+        begin, took = _moment(entry.text("startedDateTime")), self._took(entry)
+        headers = [(name, value) for name, value in entry.headers]
+        kind = entry.text("request.postData.mimeType")
+        if kind and not any(name.lower() == "content-type" for name, _ in headers):
+            headers.append(("Content-Type", kind))
+        body = _body(entry)
+        empty = any(name.lower() == "content-length" and value == "0" for name, value in headers)
+        if method == "POST" and not body and not empty and ANSWERS.fullmatch(parts.path):
+            raise Unusable("no body in the recording")
+        exchange = Exchange(
+            method=method,
+            target=parts._replace(scheme="", netloc="", fragment="").geturl(),
+            headers=headers,
+            body=body,
+            begin=begin,
+            end=None if begin is None or took is None else begin + took,
+            status=_status(entry.values.get("response.status")),
+            answer=self._text(entry),
+        )
+        heard, answer = self._hears.heard(exchange, took)
+        return replace(heard, left=self._left(entry, answer))
 
     def _took(self, entry: Entry) -> float | None:
         """Seconds until the answer was complete. mitmproxy adds to them what its own connection to
@@ -150,13 +156,12 @@ class Har:
             took = max(0.0, took - sum(own))
         return took
 
-    def _answer(self, entry: Entry, took: float | None, stream: bool) -> Answer:
-        status = entry.values.get("response.status")
-        told = int(status) if isinstance(status, int) and 100 <= status <= 599 else None
+    def _text(self, entry: Entry) -> str:
+        """Of the answer."""
         text = entry.text("response.content.text")
         if entry.text("response.content.encoding").lower() == "base64":
-            text = _decoded(text, entry.text("response.content.mimeType"))
-        return self._answers.read(told, text, took, stream)
+            return _decoded(text, entry.text("response.content.mimeType"))
+        return text
 
     def _left(self, entry: Entry, answer: Answer) -> bool:
         """Its client went away before the answer was complete."""
@@ -201,8 +206,15 @@ class Har:
             )
 
     def _value(self, entry: Entry, here: tuple[str, ...], value: Any) -> None:
-        if here in _COUNTED:
+        if here == _HEADERS:
+            entry.headers.append(["", ""])
+        elif here[:-1] == _HEADERS:
+            if here[-1] in ("name", "value") and isinstance(value, str):
+                entry.headers[-1][here[-1] == "value"] = value
+        elif here in _COUNTED:
             self.tally.dropped[_COUNTED[here]] += 1
+            if here[-2] == "_webSocketMessages":
+                entry.values["_webSocketMessages"] = True
         elif here in _WANTED:
             entry.values[".".join(here[len(_ENTRY) :])] = value
         elif here == ("log", "creator", "name"):
@@ -230,16 +242,25 @@ def _chosen(host: str) -> tuple[str, int | None]:
     return found
 
 
-def _body(entry: Entry) -> str:
+def _upgraded(entry: Entry) -> bool:
+    return "_webSocketMessages" in entry.values or entry.values.get("response.status") == 101
+
+
+def _status(told: object) -> int | None:
+    return told if type(told) is int and 100 <= told <= 599 else None
+
+
+def _body(entry: Entry) -> bytes:
     """Raises Unusable."""
     text = entry.text("request.postData.text")
     if text.endswith(CUT):
         raise Unusable(f"a body of more than {size(MAX_TEXT)}")
-    if not text:
-        raise Unusable("no body in the recording")
     if entry.text("request.postData.encoding").lower() == "base64":
-        return _decoded(text, entry.text("request.postData.mimeType"))
-    return text
+        kind = entry.text("request.postData.mimeType")
+        if "json" in kind or not kind:
+            return _decoded(text, kind).encode()
+        return base64.b64decode(text)
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _decoded(text: str, mime_type: str) -> str:
@@ -295,72 +316,3 @@ def settled(found: Sequence[RecordedRequest], creator: str) -> list[RecordedRequ
 def _took(heard: RecordedRequest) -> float:
     whole = heard.begin is not None and heard.end is not None
     return (heard.end or 0.0) - (heard.begin or 0.0) if whole else 0.0
-
-
-# ------------------------------------------------------------------ answers
-
-HEAD = 200
-_DATA = re.compile(r"^data:[ \t]*(.*?)\r?$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """``pieces``: of a stream, with text; ``whole``: nothing is missing at its end."""
-
-    recorded: Recorded
-    pieces: int = 0
-    whole: bool = True
-
-
-class Answers:
-    """Reads answers; what looks like a secret in one is replaced, everywhere by the same."""
-
-    def __init__(self) -> None:
-        self._redactor = Redactor()
-
-    def read(self, status: int | None, text: str, seconds: float | None, stream: bool) -> Answer:
-        """``stream``: the request asked for one."""
-        recorded = Recorded(status=status, seconds=None if seconds is None else round(seconds, 4))
-        pieces, whole, said = 0, True, text
-        try:
-            if stream and status == 200:
-                whole, said = not _DATA.search(text), ""
-                for line in _DATA.finditer(text):
-                    if line[1] == "[DONE]":
-                        whole = True
-                        break
-                    piece = self._take(json.loads(line[1]), recorded)
-                    pieces += bool(piece)
-                    said = (said + piece)[: HEAD * 2]
-                whole = whole or recorded.finish_reason is not None
-            elif status == 200:
-                said = self._take(json.loads(text), recorded)
-        except MALFORMED:
-            pass
-        recorded.text = self._redactor.redact(_clean(said)[: HEAD * 2])[:HEAD]
-        return Answer(recorded, pieces, whole)
-
-    def _take(self, body: Any, recorded: Recorded) -> str:
-        """The text of one document; its counts go into ``recorded``."""
-        usage = body.get("usage") or {}
-        recorded.prompt_tokens = _count(usage.get("prompt_tokens"), recorded.prompt_tokens)
-        recorded.completion_tokens = _count(
-            usage.get("completion_tokens"), recorded.completion_tokens
-        )
-        text = ""
-        for choice in (body.get("choices") or [])[:1]:
-            told = choice.get("finish_reason")
-            if isinstance(told, str):
-                recorded.finish_reason = _clean(told[:40])
-            inner = choice.get("message") or choice.get("delta") or {}
-            text = inner.get("content") or choice.get("text") or ""
-        return text if isinstance(text, str) else ""
-
-
-def _count(value: object, otherwise: int | None) -> int | None:
-    sound = type(value) is int and 0 <= value < 2**53
-    return value if sound else otherwise  # type: ignore[return-value]
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

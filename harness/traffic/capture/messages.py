@@ -9,29 +9,38 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import json
 import math
 import re
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from email import message_from_bytes
+from email.policy import HTTP
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mmrepro.base.machine.files import write_file
 from mmrepro.base.text.redact import names_a_secret
+from mmrepro.traffic.capture.parsing import no_constant
+from mmrepro.traffic.case.bodies import JSON_TYPE, are_messages, body, is_prompt, opened
 from mmrepro.traffic.case.model import (
     CHAT,
     COMPLETIONS,
     Case,
     Content,
+    FormPart,
     Image,
+    Layout,
     Message,
     Noise,
     Operation,
     Part,
+    goes_out,
 )
+from mmrepro.traffic.drive import Picture
 
 
 class Contents(Mapping[str, bytes]):
@@ -97,54 +106,164 @@ UNSEEN_SIZE = (224, 224)
 _DATA_URL = re.compile(r"data:([^,;]*(?:;[^,;]+)*?);base64,", re.IGNORECASE)
 _ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]{1,20}://\S*\s*")
 _PLACE_NAME = re.compile(r"(?:.*_)?(?:url|uri|host|path|file|filename|address)s?", re.IGNORECASE)
+_FETCHED: Final = ("input", "messages", "images", "image", "documents", "query", "data_1", "data_2")
+"""Fields of a body in which pictures and sounds may be given by address."""
+_HOSTS: Final = re.compile(r"(?:.*_)?(?:hosts?|ip|addr)", re.IGNORECASE)
+_LOOPBACK: Final = re.compile(r"(?:https?://)?(?:127\.\d+\.\d+\.\d+|localhost|\[::1\])(?:[:/]|$)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHO: Final = frozenset(
     {"user", "safety_identifier", "metadata", "prompt_cache_key", "conversation_id"}
 )
-_OTHERS: Final = (
-    frozenset(  # other servers, which the engine would talk to; a request's own headers
-        {
-            *("kv_transfer_params", "ec_transfer_params", "extra_headers", "extra_query"),
-            *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
-        }
-    )
+_NOT_KEPT: Final = re.compile(
+    # between two machines, or of the client's own: who sends the case has others
+    r"host|content-length|connection|keep-alive|transfer-encoding|te|trailer|upgrade|expect"
+    r"|accept-encoding|proxy-.*|:.*|user-agent|origin|referer|forwarded|x-forwarded-.*|x-real-ip"
+    r"|via|cf-.*|sec-.*|dnt|x-stainless-.*|openai-(?:organization|project)|from|priority"
 )
+_SECRET_HEADERS: Final = re.compile(r"(?:set-)?cookie2?|(?:proxy-)?authorization|.*api-?key.*")
 
 
 class Unusable(Exception):
     """This request cannot be played; the text says why, in words of ours only."""
 
 
-class Bodies:
-    """Makes operations of bodies; the same picture has one name throughout.
+class AsItIs(Unusable):
+    """This body cannot be taken apart without a change."""
 
-    ``dropped`` and ``changed`` count what was left away, and what was replaced.
+
+_COMPACT = re.compile(r'\{"(?:[^"\\]|\\.)*":\S|\{\}')
+_HEADER: Final = re.compile(r"[!-9;-~]+")
+_PLAIN_HEADERS: Final = frozenset(
+    {"content-type", "accept", "x-request-id", "x-data-parallel-rank", "anthropic-version"}
+)
+"""Headers of a recording that say nothing of who asked."""
+
+
+_DROPPED: Final = {
+    "credential": "fields and headers with credentials are left away",
+    "query": "parts of a query with credentials are left away",
+}
+_CHANGED: Final = {
+    "image-by-address": "pictures were given by address, and nothing is fetched: noise of "
+    f"{UNSEEN_SIZE[0]} x {UNSEEN_SIZE[1]} pixels stands for each, the same for the same address",
+    "part-by-address": "other parts of messages were nothing but an address, and are left away",
+    "image-raw": "pictures are not in the usual Base64, and are sent exactly as they were",
+    "host": "fields named another host, and name this machine",
+    "who": "texts that tell who asked (user, metadata) are others of the same length",
+    "prefix": "requests are sent without what a gateway put before the path",
+}
+
+
+class Bodies:
+    """Makes operations of requests; the same picture has one name throughout.
+
+    ``dropped`` and ``changed`` count what was left away, and what was replaced. ``own``: somebody
+    wrote the requests down to show them (a report): names in them stay as they are. In a recording
+    of other people's traffic texts of fields that tell who asked become others of the same length.
     """
 
-    def __init__(self, contents: Contents) -> None:
-        self.contents = contents
+    def __init__(self, contents: Contents, *, own: bool = False) -> None:
+        self.contents, self.own = contents, own
+        self.adapters: set[str] = set()
+        """Names of models that a request loads: they stay."""
+        self._stand_ins: dict[str, str] = {}
         self.images: dict[str, Image] = {}
         self.dropped: Counter[str] = Counter()
         self.changed: Counter[str] = Counter()
         self.models: set[str] = set()
         self._named: dict[tuple[str, str], str] = {}
 
-    def operation(self, path: str, body: object) -> Operation:
-        """Raises Unusable."""
-        if not isinstance(body, dict):
+    def request(
+        self, method: str, target: str, headers: Iterable[tuple[str, str]], raw: bytes
+    ) -> Operation:
+        """Any request; its body byte for byte, but for what must not go further. Raises
+        Unusable."""
+        path, query = self._target(target)
+        told = list(headers)
+        kind = next((v for name, v in told if name.lower() == "content-type"), "")
+        about: dict[str, Any] = {"method": method, "path": path, "query": query}
+        about["headers"] = self._headers(told, json=kind.partition(";")[0] == JSON_TYPE)
+        if not raw:
+            return Operation(id="r", model="", **about)
+        if kind.lower().startswith("multipart/form-data"):
+            form = _form(raw, kind)
+            if form is not None:
+                about["headers"].pop("Content-Type", None)
+                self.models.update(part.text or "" for part in form if part.name == "model")
+                return Operation(id="r", form=form, **about)
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return Operation(id="r", data=base64.b64encode(raw).decode(), **about)
+        return self._written(text, about)
+
+    def _written(self, text: str, about: dict[str, Any]) -> Operation:
+        """A body of text: taken apart where putting it together again gives the same bytes, or
+        where something of it may not stay; else as it is. Raises Unusable."""
+        before = self.dropped.copy(), self.changed.copy()
+        as_it_is = Operation(id="r", body=text, **about)
+        try:
+            fields = json.loads(text, parse_constant=no_constant)
+            apart = self.operation(about["path"], fields)
+        except (ValueError, RecursionError, AsItIs):
+            self.dropped, self.changed = before
+            named = opened(as_it_is) if "model" in text else as_it_is
+            return self._with_model(as_it_is, named.parameters.get("lora_name"))
+        model = fields.get("model")
+        layout = Layout(
+            keys=list(fields), compact=_COMPACT.match(text) is not None, ascii=text.isascii()
+        )
+        update = {**about, "layout": layout, "model": None if "model" in fields else ""}
+        apart = apart.model_copy(update=update)
+        if (self.dropped, self.changed) != before:
+            return self._with_model(apart, model)
+        made = None
+        if isinstance(model, str | None):
+            named = apart if model is None else apart.model_copy(update={"model": model})
+            with contextlib.suppress(UnicodeEncodeError):
+                made = body(named, self._pictures(apart), "")
+        return self._with_model(apart if made == text.encode() else as_it_is, model)
+
+    def _with_model(self, operation: Operation, model: object) -> Operation:
+        """With the model that it names, if that is one which stays."""
+        if operation.path.endswith("load_lora_adapter"):
+            loaded = opened(operation).parameters.get("lora_name")
+            self.adapters |= {loaded} if isinstance(loaded, str) else set()
+        stays = isinstance(model, str) and model in self.adapters
+        return operation.model_copy(update={"model": model}) if stays else operation
+
+    def _pictures(self, operation: Operation) -> dict[str, Picture]:
+        found = {}
+        for name in operation.images:
+            if isinstance(image := self.images[name], Content):
+                data = self.contents[image.sha256]
+                found[name] = Picture(name, data, 0, 0, image.media_type)
+        return found
+
+    def printed(self, path: str, fields: object) -> Operation:
+        """A body of JSON that a log printed. Raises Unusable."""
+        if not isinstance(fields, dict):
             raise Unusable("a body that is no JSON object")
+        try:
+            return self.operation(path, fields)
+        except AsItIs:
+            return Operation(id="r", path=path, body=json.dumps(fields))
+
+    def operation(self, path: str, body: object) -> Operation:
+        """A body of JSON, taken apart. Raises Unusable; AsItIs: it would be another one then."""
+        if not isinstance(body, dict):
+            raise AsItIs("a body that is no JSON object")
         fields = {str(k): v for k, v in body.items()}
         self.models.add(str(fields.pop("model", "")))
         stream = fields.pop("stream", None)
         if stream not in (None, False, True):
-            raise Unusable("stream is neither true nor false")
+            raise AsItIs("stream is neither true nor false")
         messages, prompt = None, None
-        if path == CHAT and _are_messages(fields.get("messages")):
+        if path == CHAT and are_messages(fields.get("messages")):
             messages = [self._message(m) for m in fields.pop("messages")]
-        if path == COMPLETIONS and _is_prompt(fields.get("prompt")):
+        if path == COMPLETIONS and is_prompt(fields.get("prompt")):
             prompt = self._text(fields.pop("prompt"))
-        if path == GENERATE:
-            self._only_here(fields)
+        self._only_here(fields)
         return Operation(
             id="r",
             path=path,
@@ -154,19 +273,64 @@ class Bodies:
             stream=bool(stream),
         )
 
+    def notes(self) -> Iterator[str]:
+        """Sentences on what was changed."""
+        for name, said in _CHANGED.items():
+            if count := self.changed[name]:
+                yield f"{count} {said}."
+        named = len(self.models - {""} - self.adapters)
+        if named > 1:
+            yield f"The requests named {named} models; all go to the one that is started."
+        for what, said in _DROPPED.items():
+            if count := self.dropped[what]:
+                yield f"{count} {said}."
+
+    # ------------------------------------------------------------------ path and headers
+
+    def _target(self, target: str) -> tuple[str, str]:
+        """Path and query as they are played. Raises Unusable."""
+        try:
+            parts = urlsplit(target)
+        except ValueError as error:
+            raise Unusable("an entry without an address") from error
+        path = played_path(parts.path, whole=self.own)
+        self.changed["prefix"] += path.rstrip("/") != parts.path.rstrip("/")
+        kept = []
+        for pair in parts.query.split("&") if parts.query else []:
+            secret = names_a_secret(pair.partition("=")[0]) or pair.startswith("key=")
+            self.dropped["query"] += secret
+            kept += [] if secret else [pair]
+        return re.sub(r"\s", "%20", path), re.sub(r"\s", "%20", "&".join(kept))
+
+    def _headers(self, headers: Iterable[tuple[str, str]], *, json: bool) -> dict[str, str]:
+        kept: dict[str, str] = {}
+        for name, value in headers:
+            low = name.lower()
+            if _SECRET_HEADERS.fullmatch(low) or names_a_secret(low):
+                self.dropped["cookie" if "cookie" in low else "credential"] += 1
+            elif (
+                _NOT_KEPT.fullmatch(low)
+                or not _HEADER.fullmatch(name)
+                or not (self.own or low in _PLAIN_HEADERS)
+            ):
+                self.dropped["header"] += 1
+            elif low == "content-type":
+                kept |= {} if json else {"Content-Type": value}
+            elif (low, value) != ("accept", "*/*"):
+                kept[name] = value
+        return kept
+
     # ------------------------------------------------------------------ messages
 
     def _message(self, message: dict[str, Any]) -> Message:
         content = message.get("content")
         more = {k: v for k, v in message.items() if k not in ("role", "content")}
-        if content is None:
-            self.changed["content-null"] += 1
         return Message(
             role=self._text(message["role"]),
             content=(
                 [part for one in content for part in self._part(one)]
                 if isinstance(content, list)
-                else self._text(content or "")
+                else self._text(content)
             ),
             more=self._kept(more),
         )
@@ -179,7 +343,7 @@ class Bodies:
         if kind == "image_url":
             return self._image(part)
         before = self.dropped["address"]
-        kept = self._kept(part)
+        kept = self._kept(part, fetched=True)
         if self.dropped["address"] > before:
             self.changed["part-by-address"] += 1
             return []
@@ -189,21 +353,23 @@ class Bodies:
         shown = part.get("image_url")
         more = set(part) - {"type", "image_url"}
         more -= {"modalities"} if part.get("modalities") == "image" else set()  # SGLang adds it
+        detail = None
         if isinstance(shown, dict):
             more |= set(shown) - {"url", "detail"}
-            self.dropped["image detail"] += "detail" in shown
-            shown = shown.get("url")
-        if not isinstance(shown, str):
+            detail, shown = shown.get("detail"), shown.get("url")
+        if not isinstance(shown, str) or not isinstance(detail, str | None):
             return [Part(raw=self._kept(part))]
         if shown[:5].lower() != "data:":
+            if self._stays(shown):
+                return [Part(raw=part)]
             self.dropped["address"] += 1
-            return [Part(image=self._by_address(shown))]
+            return [Part(image=self._by_address(shown), detail=detail)]
         found = _DATA_URL.match(shown)
         data = None if found is None or more else canonical(shown[found.end() :])
         if found is None or data is None:
             self.changed["image-raw"] += not more
             return [Part(raw=self._kept(part))]
-        return [Part(image=self._by_content(data, found[1]))]
+        return [Part(image=self._by_content(data, found[1]), detail=detail)]
 
     def _by_content(self, data: bytes, media_type: str) -> str:
         digest = self.contents.add(data)
@@ -227,43 +393,66 @@ class Bodies:
         """Pictures and sounds of SGLang's own requests are also read from paths on its machine.
         Raises Unusable."""
         for name in ("image_data", "video_data", "audio_data"):
-            if not all(_carried(value) for value in _leaves(fields.get(name))):
-                raise Unusable("pictures or sounds by address or path")
+            for value in _leaves(fields.get(name)):
+                if isinstance(value, str) and not (_carried(value) or self._stays(value)):
+                    raise Unusable("pictures or sounds by address or path")
 
-    def _kept(self, fields: dict[str, Any], depth: int = 0) -> dict[str, Any]:
-        """Without what tells who asked, and without addresses; to any depth."""
+    def _stays(self, address: str) -> bool:
+        """Whether an address may stay: nobody is asked but this machine, and it names nobody."""
+        if self.own:
+            return not goes_out(address)
+        return bool(_LOOPBACK.match(address))
+
+    def _kept(
+        self, fields: dict[str, Any], depth: int = 0, fetched: bool = False
+    ) -> dict[str, Any]:
+        """Without credentials and addresses of others, to any depth; who asked has another name.
+        ``fetched``: within what a server fetches pictures and sounds for."""
         kept = {}
         for name, value in fields.items():
+            inside = fetched or (depth == 0 and name in _FETCHED)
             # Deeper, a name may be that of a tool's parameter, and what it holds a schema.
             own = depth == 0 or not isinstance(value, dict | list)
-            if name in _WHO and own:
-                self.dropped["user"] += 1
-            elif name in _OTHERS and own:
-                self.dropped["address"] += 1
+            if name in _WHO and own and not self.own:
+                kept[name] = self._renamed(value)
             elif names_a_secret(name) and own:
                 self.dropped["credential"] += 1
-            elif _is_address(name, value):
+            elif _HOSTS.fullmatch(name) and isinstance(value, str) and not _LOOPBACK.match(value):
+                self.changed["host"] += 1
+                kept[name] = "127.0.0.1"
+            elif (inside or not self.own) and _is_address(name, value) and not self._stays(value):
                 self.dropped["address"] += 1
             else:
-                kept[self._text(name)] = self._value(value, depth + 1)
+                kept[self._text(name)] = self._value(value, depth + 1, inside)
         return kept
 
-    def _value(self, value: Any, depth: int) -> Any:
-        if depth > MAX_DEPTH:
-            raise Unusable(f"nested deeper than {MAX_DEPTH}")
+    def _renamed(self, value: Any) -> Any:
+        """The same shape, with other texts of the same lengths."""
         if isinstance(value, dict):
-            return self._kept(value, depth)
+            return {self._text(name): self._renamed(one) for name, one in value.items()}
         if isinstance(value, list):
-            return [self._value(item, depth + 1) for item in value]
+            return [self._renamed(one) for one in value]
+        if not isinstance(value, str) or not value:
+            return value
+        self.changed["who"] += 1
+        made = f"u{len(self._stand_ins) + 1}"
+        return self._stand_ins.setdefault(value, made.ljust(len(value), "0")[: len(value)])
+
+    def _value(self, value: Any, depth: int, fetched: bool = False) -> Any:
+        if depth > MAX_DEPTH:
+            raise AsItIs(f"nested deeper than {MAX_DEPTH}")
+        if isinstance(value, dict):
+            return self._kept(value, depth, fetched)
+        if isinstance(value, list):
+            return [self._value(item, depth + 1, fetched) for item in value]
         if isinstance(value, float) and not math.isfinite(value):
-            raise Unusable("NaN or Infinity, which are no JSON")
+            raise AsItIs("NaN or Infinity, which are no JSON")
         return self._text(value)
 
     def _text(self, value: Any) -> Any:
         """``value``, if it is a text as it can be written to a file again."""
         if isinstance(value, str) and _SURROGATE.search(value):
-            self.changed["surrogates"] += 1
-            return _SURROGATE.sub("\ufffd", value)
+            raise AsItIs("halves of characters")
         return value
 
 
@@ -274,26 +463,6 @@ def canonical(text: str) -> bytes | None:
     except (binascii.Error, ValueError):
         return None
     return data if base64.b64encode(data).decode() == text else None
-
-
-def _are_messages(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_message, value))
-
-
-def _is_message(value: object) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        return False
-    content = value.get("content")
-    if isinstance(content, list):
-        return all(isinstance(part, dict) for part in content)
-    return isinstance(content, str | None)
-
-
-def _is_prompt(value: object) -> bool:
-    """Text, or ids of tokens; several prompts in one request are kept as they are."""
-    return isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-    )
 
 
 def _is_address(name: str, value: object) -> bool:
@@ -320,23 +489,41 @@ def _carried(value: object) -> bool:
     return value[:5].lower() == "data:" or (len(value) >= 64 and canonical(value) is not None)
 
 
+def _form(raw: bytes, kind: str) -> list[FormPart] | None:
+    """The fields of a multipart body; None: it is none, or not as a server reads it."""
+    head = f"Content-Type: {kind}\r\nMIME-Version: 1.0\r\n\r\n".encode("latin-1", "replace")
+    read = message_from_bytes(head + raw, policy=HTTP)
+    if not read.is_multipart() or read.defects:
+        return None
+    fields = []
+    for part in read.iter_parts():
+        name = part.get_param("name", header="content-disposition")
+        data = part.get_payload(decode=True)
+        if not isinstance(name, str) or not isinstance(data, bytes):
+            return None
+        given: dict[str, Any] = {"filename": part.get_filename()}
+        if part.get("content-type") is not None:
+            given["media_type"] = part.get_content_type()
+        try:
+            given["text"] = data.decode("utf-8")
+        except UnicodeDecodeError:
+            given["data"] = base64.b64encode(data).decode()
+        fields.append(FormPart(name=name, **given))
+    return fields
+
+
 # ------------------------------------------------------------------ paths
 
-_PLAYED: Final = (("/chat/completions", CHAT), ("/completions", COMPLETIONS), (GENERATE, GENERATE))
-_KNOWN: Final = re.compile(
-    r"/(?:v1/(?:models|embeddings|responses|messages|score|rerank)|health|metrics|tokenize|ping)/?$"
+_BEHIND_A_GATEWAY: Final = re.compile(
+    r"(?:/[\w.~%-]+)+(?P<path>/v1/(?:chat/completions|completions))"
 )
+_WITHOUT_VERSION: Final = re.compile(r"(?:/[\w.~%-]+)*/chat/completions")
 
 
-def played_path(address: str) -> str:
-    """The path under which it is played, whatever a gateway put before it. Raises Unusable: it is
-    no request of the kind; says so without the address."""
-    try:
-        path = urlsplit(address).path.rstrip("/")
-    except ValueError as error:
-        raise Unusable("an entry without an address") from error
-    for end, played in _PLAYED:
-        if path.endswith(end):
-            return played
-    known = _KNOWN.search(path)
-    raise Unusable(f"POST to {known[0]}" if known else "POST to another path")
+def played_path(path: str, *, whole: bool) -> str:
+    """The path under which it is played: as it is, whole; of a completion without what a gateway
+    put before it. ``whole``: the slash at its end counts."""
+    path = path if whole else path.rstrip("/")
+    if found := _BEHIND_A_GATEWAY.fullmatch(path):
+        return found["path"]
+    return CHAT if _WITHOUT_VERSION.fullmatch(path) else path or "/"

@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_file, is_folder, open_to_read
+from mmrepro.traffic.capture.curl import CURL, curl_requests
 from mmrepro.traffic.capture.engine_logs import SGLANG, UNLOGGED, VLLM, SglangLog, VllmLog, messages
+from mmrepro.traffic.capture.exchanges import METHODS, Exchange, Hears
 from mmrepro.traffic.capture.har import Har, settled
-from mmrepro.traffic.capture.messages import (
-    UNSEEN_SIZE,
-    Bodies,
-    Captured,
-    Contents,
-    Unusable,
-    played_path,
-)
-from mmrepro.traffic.capture.parsing import BadJson, Line, events, lines, no_constant
+from mmrepro.traffic.capture.messages import Bodies, Captured, Contents, Unusable
+from mmrepro.traffic.capture.parsing import MAX_TEXT, BadJson, Line, events, lines
 from mmrepro.traffic.capture.recorded import SLACK_S, Latest, RecordedRequest, Tally, case_of
+from mmrepro.traffic.case.bodies import JSON_TYPE, members
 from mmrepro.traffic.case.files import read_case
-from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, Content, Origin, ServerWanted
+from mmrepro.traffic.case.model import (
+    CASE_FILE,
+    CHAT,
+    COMPLETIONS,
+    IMAGES_DIR,
+    Content,
+    Operation,
+    Origin,
+    ServerWanted,
+)
+from mmrepro.traffic.reading import GENERATE
 
 LIMIT = 20_000
 """Requests that are kept, the last ones."""
-FORMATS = "a HAR, an OpenAI batch file, a request log of vLLM or SGLang, or a case of mmrepro"
+FORMATS = (
+    "a HAR, an OpenAI batch file, a script of curl commands, a request's JSON body, a request log "
+    "of vLLM or SGLang, or a case of mmrepro"
+)
 RECIPE = "mitmdump --mode reverse:http://127.0.0.1:8000 --set hardump=FILE records a HAR"
 
 NAMES = {
     "har": "HAR",
     "batch": "batch file",
+    "curl": "script of curl commands",
+    "body": "JSON body",
     "vllm-log": "log of vLLM",
     "sglang-log": "log of SGLang",
 }
@@ -47,7 +61,8 @@ def read(
     host: str = "",
     concurrency: int | None = None,
 ) -> Captured:
-    """The requests in ``file``: HAR, OpenAI Batch JSONL, a vLLM or SGLang log, or a case.
+    """The requests in ``file``: HAR, OpenAI Batch JSONL, curl commands, a JSON body, a vLLM or
+    SGLang log, or a case, whatever its name is.
 
     Args:
         server: what they are played on. A case of ours (its file, or a finding's folder) keeps its
@@ -72,8 +87,10 @@ def read(
                 contents = Contents(below / IMAGES_DIR)
                 contents.has(i.sha256 for i in case.images.values() if isinstance(i, Content))
                 return Captured(case, contents)
-            tally, bodies = Tally(file.name, kind), Bodies(Contents())
-            heard = _requests(opened, bodies, tally, host)
+            tally = Tally(file.name, kind)
+            bodies = Bodies(Contents(), own=kind in ("batch", "curl", "body"))
+            bodies.adapters |= adapters(server)
+            heard = _requests(opened, bodies, tally, host, file.parent)
             tally.dropped.update(bodies.dropped)
             opened.seek(0)
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -96,8 +113,21 @@ def read(
         raise UsageError(f"{file.name} cannot be read: {error.strerror or error}.") from error
 
 
+def holds_case(place: Path) -> bool:
+    """Whether a folder or a file, whatever its name is, holds a case of mmrepro."""
+    if is_folder(place):
+        return is_file(place / CASE_FILE)
+    try:
+        with open_to_read(place) as opened:
+            begins = opened.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+            opened.seek(0)
+            return begins and _json_kind(opened) == "case"
+    except OSError:
+        return False
+
+
 def _requests(
-    file: BufferedReader, bodies: Bodies, tally: Tally, host: str
+    file: BufferedReader, bodies: Bodies, tally: Tally, host: str, folder: Path
 ) -> list[RecordedRequest]:
     """The requests of a recording, at least one. Raises UsageError."""
     found, heard = Latest(tally, LIMIT), None
@@ -117,13 +147,25 @@ def _requests(
         case "batch":
             for one in batch_requests(lines(file), bodies, tally):
                 found.add(one)
+        case "curl" | "body":
+            text = file.read(MAX_TEXT).decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+            given = curl_requests(text, folder) if tally.format == "curl" else _plain(text)
+            hears = Hears(bodies)
+            for exchange in given:
+                tally.read += 1
+                try:
+                    if isinstance(exchange, Unusable):
+                        raise exchange
+                    found.add(hears.heard(exchange, None)[0])
+                except Unusable as why:
+                    tally.left_out[str(why)] += 1
         case "vllm-log":
             VllmLog(bodies, tally, found).read(messages(lines(file)))
         case _:
             SglangLog(bodies, tally, found).read(messages(lines(file)))
     if not found:
-        why = "; ".join(f"{count} × {why}" for why, count in tally.left_out.most_common(4))
-        told = f" ({why})" if why else ""
+        left = "; ".join(f"{count} × {why}" for why, count in tally.left_out.most_common(4))
+        told = f" ({left})" if left else ""
         raise UsageError(
             f"{tally.file} has no request that can be played, of {tally.read} that were "
             f"read{told}.",
@@ -145,6 +187,8 @@ def _sniffed(file: BufferedReader, name: str) -> str:
             f"{name} is a pickle (a dump of SGLang's), which is not opened: reading one runs code.",
             hint="record the log instead: --log-requests --log-requests-level 3",
         )
+    if CURL.search(head.decode("utf-8", "replace")) and head[:1] != b"{":
+        return "curl"
     if head[:1] == b"{":
         file.seek(0)
         if kind := _json_kind(file):
@@ -170,7 +214,8 @@ def _json_kind(file: BufferedReader) -> str:
                 keys.add(key)
             elif event == "start_map" and depth == 1 and key == "log":
                 return "har"
-            if (found := _by_keys(keys)) or count > MOST_EVENTS or (count and not depth):
+            found = _by_keys(keys)
+            if found not in ("", "body") or count > MOST_EVENTS or (count and not depth):
                 return found
     except BadJson:
         pass
@@ -180,9 +225,74 @@ def _json_kind(file: BufferedReader) -> str:
 def _by_keys(keys: set[str]) -> str:
     if keys & {"operations", "schema_version"}:
         return "case"
-    if keys & {"custom_id", "body"}:
+    if keys & {"custom_id", "body"} or {"method", "url"} <= keys:
         return "batch"
-    return "sglang-log" if {"timestamp", "event"} <= keys else ""
+    if {"timestamp", "event"} <= keys:
+        return "sglang-log"
+    return "body" if keys & _OF_A_BODY else ""
+
+
+# ------------------------------------------------------------------ bodies
+
+_OF_A_BODY: Final = {
+    *("messages", "prompt", "input", "text", "input_ids", "input_embeds", "token_ids", "query"),
+    *("text_1", "lora_name", "image_data"),
+}
+_BY_FIELDS: Final = (
+    ({"messages", "max_tokens", "anthropic_version"}, "/v1/messages"),
+    ({"messages"}, CHAT),
+    ({"prompt"}, COMPLETIONS),
+    ({"token_ids", "sampling_params"}, "/inference/v1/generate"),
+    ({"text"}, GENERATE),
+    ({"input_ids"}, GENERATE),
+    ({"input_embeds"}, GENERATE),
+    ({"lora_name"}, "/v1/load_lora_adapter"),
+    ({"query", "documents"}, "/rerank"),
+    ({"text_1"}, "/score"),
+)
+_OF_RESPONSES: Final = {
+    *("instructions", "max_output_tokens", "reasoning", "tools", "previous_response_id", "store"),
+    *("text", "stream", "background", "temperature"),
+}
+
+
+def path_of(fields: Mapping[str, Any]) -> str:
+    """Where a body is sent that stands by itself, by its fields; "": no known place."""
+    if "input" in fields:
+        return "/v1/responses" if _OF_RESPONSES & fields.keys() else "/v1/embeddings"
+    return next((path for names, path in _BY_FIELDS if names <= fields.keys()), "")
+
+
+def _plain(text: str) -> Iterator[Exchange | Unusable]:
+    """A body, or one on each line."""
+    try:
+        json.loads(text)
+        bodies = [text.strip("\n")]
+    except (ValueError, RecursionError):
+        bodies = [line for line in text.splitlines() if line.strip()]
+        if not all(line.startswith("{") and line.rstrip().endswith("}") for line in bodies):
+            bodies = [text.strip("\n")]  # one that is broken
+    for one in bodies:
+        names = set(re.findall(r'"(\w+)"\s*:', one))
+        with contextlib.suppress(ValueError, RecursionError):
+            names = {name for name, *_ in members(one)}
+        path = path_of(dict.fromkeys(names))
+        yield (
+            Exchange("POST", path, [], one.encode("utf-8", "surrogateescape"))
+            if path
+            else (Unusable("a body whose path is not known"))
+        )
+
+
+def adapters(server: ServerWanted) -> set[str]:
+    """Names of models that the server's own options load."""
+    options = ("--lora-modules", "--lora-paths", "--adapters")
+    args, found, inside = server.args, set(), False
+    for word in (one for arg in args for one in arg.split("=", 1) if one):
+        inside = word in options or (inside and not word.startswith("--"))
+        if inside and word not in options:
+            found.add(word.partition("=")[0])
+    return found
 
 
 # ------------------------------------------------------------------ batch files
@@ -202,12 +312,12 @@ def batch_requests(
             tally.left_out[str(why)] += 1
 
 
-def _operation(line: Line, bodies: Bodies, tally: Tally) -> Any:
+def _operation(line: Line, bodies: Bodies, tally: Tally) -> Operation:
     """Raises Unusable, UsageError."""
     if line.cut:
         raise Unusable("a line that is too long")
     try:
-        request = json.loads(line.text, parse_constant=no_constant)
+        request = json.loads(line.text)
     except (ValueError, RecursionError) as error:
         raise Unusable("a line that is no JSON") from error
     if not isinstance(request, dict):
@@ -218,30 +328,29 @@ def _operation(line: Line, bodies: Bodies, tally: Tally) -> Any:
             hint="give the file that was uploaded: its lines have custom_id, url and body",
         )
     tally.dropped["custom_id"] += "custom_id" in request
-    if str(request.get("method", "POST")).upper() != "POST":
-        raise Unusable("another method than POST")
-    return bodies.operation(played_path(str(request.get("url", ""))), request.get("body"))
+    method = str(request.get("method", "POST")).upper()
+    if method not in METHODS:
+        raise Unusable("a method that is none of HTTP")
+    body = next((line.text[a:b] for name, a, b in members(line.text) if name == "body"), "")
+    written = request.get("body")
+    if body == "null":
+        body = ""
+    elif isinstance(written, str):  # not the API's form: a body that may be broken
+        body = written
+    headers = request.get("headers")
+    given = headers.items() if isinstance(headers, dict) else []
+    told = [(str(name), str(value)) for name, value in given]
+    target = urlsplit(str(request.get("url", "")) or "/")
+    path = target._replace(scheme="", netloc="", fragment="").geturl()
+    kind = [("Content-Type", JSON_TYPE)] if body else []
+    return bodies.request(method, path, [*kind, *told], body.encode("utf-8", "surrogateescape"))
 
 
 # ------------------------------------------------------------------ what was lost
 
-_CHANGED: Final = {
-    "image-by-address": "pictures were given by address, and nothing is fetched: noise of "
-    f"{UNSEEN_SIZE[0]} x {UNSEEN_SIZE[1]} pixels stands for each, the same for the same address",
-    "part-by-address": "other parts of messages were nothing but an address, and are left away",
-    "image-raw": "pictures are not in the usual Base64, and are sent exactly as they were",
-    "content-null": "messages had null as their content, and are sent with an empty text",
-    "surrogates": "texts had halves of characters, which are replaced by U+FFFD",
-}
-
 
 def notes(tally: Tally, bodies: Bodies) -> Iterator[str]:
-    for name, said in _CHANGED.items():
-        if count := bodies.changed[name]:
-            yield f"{count} {said}."
-    named = len(bodies.models - {""})
-    if named > 1:
-        yield f"The requests named {named} models; all go to the one that is started."
+    yield from bodies.notes()
     if tally.format == "vllm-log" and (count := tally.left_out[UNLOGGED]):
         yield (
             f"{count} requests were refused, and vLLM logs a prompt only once it is accepted: "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,11 +106,13 @@ class RecordedRequest:
     pieces: int = 0
     left: bool = False
     running: int | None = None
+    offers: dict[str, str] = field(default_factory=dict)
+    """Values of its answer that later requests may name: value, and where it stands."""
 
     @property
     def leave(self) -> str:
         if not self.left:
-            return ""
+            return self.operation.leave
         begun = self.recorded is not None and self.recorded.status == 200
         if not (self.operation.stream and begun):
             return "sent"
@@ -205,8 +209,17 @@ def _behind(place: int, heard: RecordedRequest, concurrency: int | None) -> list
 def _named(found: Sequence[RecordedRequest], after: Sequence[list[str]]) -> list[Operation]:
     moments = [h.begin if h.at_s is None else h.at_s for h in found]
     first = min((m for m in moments if m is not None), default=0.0)
+    known: dict[str, str] = {}
+    linked = []
+    for number, h in enumerate(found, 1):
+        linked.append(_linked(h.operation, known))
+        known |= {
+            value: f"r{number}.{path}".rstrip(".")
+            for value, path in h.offers.items()
+            if value not in known
+        }
     return [
-        h.operation.model_copy(
+        operation.model_copy(
             update={
                 "id": f"r{number}",
                 "after": texts,
@@ -215,8 +228,29 @@ def _named(found: Sequence[RecordedRequest], after: Sequence[list[str]]) -> list
                 "at_s": None if moment is None else round(moment - first, 4),
             }
         )
-        for number, (h, moment, texts) in enumerate(zip(found, moments, after, strict=True), 1)
+        for number, (h, operation, moment, texts) in enumerate(
+            zip(found, linked, moments, after, strict=True), 1
+        )
     ]
+
+
+_STRINGS = re.compile(r'"([A-Za-z0-9_:.-]{6,200})"')
+
+
+def _linked(operation: Operation, known: Mapping[str, str]) -> Operation:
+    """Names that a server gave in earlier answers (``known``: where) are taken from there anew."""
+    told = operation.body if operation.body is not None else json.dumps(operation.parameters)
+    segments = operation.path.split("/")
+    found = {one for one in (*_STRINGS.findall(told), *segments) if one in known}
+    if not found:
+        return operation
+    names = {value: f"v{number}" for number, value in enumerate(sorted(found), 1)}
+    for value, name in names.items():
+        told = told.replace(f'"{value}"', f'"${{{name}}}"')
+        segments = [f"${{{name}}}" if one == value else one for one in segments]
+    body = {"parameters": json.loads(told)} if operation.body is None else {"body": told}
+    values = {name: known[value] for value, name in names.items()}
+    return operation.model_copy(update={**body, "path": "/".join(segments), "values": values})
 
 
 def _in_time(found: Sequence[RecordedRequest]) -> tuple[list[RecordedRequest], int]:

@@ -14,7 +14,9 @@ from typing import Any, Final, TypeVar
 from mmrepro.traffic.capture.looks import look
 from mmrepro.traffic.capture.messages import Captured, Contents
 from mmrepro.traffic.capture.texts import Changes, Gathered, Vocabulary, places, rewritten
+from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import (
+    LEAVE_S,
     Barrier,
     Case,
     Content,
@@ -79,6 +81,7 @@ class _Lengths:
         return self._known[text]
 
     def prompt(self, operation: Operation) -> int:
+        operation = opened(operation)
         total = AROUND + AROUND // 3 * len(operation.messages or [])
         texts, ids = _prompts(operation)
         total += sum(map(self.text, texts)) + sum(self.images[n] for n in operation.images)
@@ -86,6 +89,7 @@ class _Lengths:
 
     def whole(self, operation: Operation) -> int:
         """With the answer that is asked for."""
+        operation = opened(operation)
         asked = [operation.parameters.get(name) for name in _ANSWER[:2]]
         return self.prompt(operation) + max((n for n in asked if type(n) is int), default=1)
 
@@ -241,7 +245,9 @@ def _fewer(operation: Operation, factor: float) -> Operation:
     update = {
         "parameters": parameters,
         "after": [_barrier(text, factor) for text in operation.after],
-        "leave": operation.leave and _barrier(operation.leave, factor),
+        "leave": operation.leave
+        if not operation.leave or LEAVE_S.match(operation.leave)
+        else _barrier(operation.leave, factor),
     }
     return operation.model_copy(update=update)
 

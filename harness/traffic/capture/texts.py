@@ -8,12 +8,16 @@ import re
 import string
 import tempfile
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.models.base import DOTS_OCR, QWEN2VL, write_tokenizer
-from mmrepro.traffic.case.model import Message, Operation, Part
+from mmrepro.engines.models.tiny import TINY
+from mmrepro.traffic.case.bodies import opened
+from mmrepro.traffic.case.model import FormPart, Message, Operation, Part
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -104,7 +108,10 @@ class Gathered(Changes):
 
 
 def rewritten(operation: Operation, by: Changes) -> Operation:
-    """The operation with each of its texts as ``by`` gives it."""
+    """The operation with each of its texts as ``by`` gives it; its body is taken apart."""
+    if operation.body is not None and "\\u" in operation.body:
+        operation = operation.model_copy(update={"body": _whole(operation.body)})
+    operation = opened(operation)
     prompt = operation.prompt
     update: dict[str, Any] = {
         "parameters": {
@@ -112,17 +119,69 @@ def rewritten(operation: Operation, by: Changes) -> Operation:
             for name, value in _coded(operation.parameters, by).items()
         }
     }
+    update["headers"] = {n: _open(n, value, by) for n, value in operation.headers.items()}
+    pairs = (pair.partition("=") for pair in operation.query.split("&"))
+    update["query"] = "&".join(n + sign + quote(_open(n, v, by)) for n, sign, v in pairs)
+    if operation.model:
+        update["model"] = by.text(operation.model)
     if operation.messages is not None:
         update["messages"] = [_message(m, by) for m in operation.messages]
     if prompt is not None:
         update["prompt"] = by.prompt(prompt) if isinstance(prompt, str) else by.ids(prompt)
+    if operation.body is not None:  # it is no JSON
+        update["body"] = _broken(operation.body, by)
+    if operation.data is not None:
+        update["data"] = by.data(operation.data)
+    if operation.form is not None:
+        update["form"] = [_form_part(part, by) for part in operation.form]
     return operation.model_copy(update=update)
 
 
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"\s*:|"(?P<said>(?:[^"\\]|\\.)+)(?:"|$)', re.DOTALL)
+"""A name, or a string; the last one may lack its end."""
+_LOCAL = re.compile(r"https?://(?:127\.\d+\.\d+\.\d+|localhost)[:/]")
+
+
+def _open(name: str, value: str, by: Changes) -> str:
+    """The value of a header, or in a query: what is one of the protocol's own words stays."""
+    plain = name.lower() in ("content-type", "accept", "anthropic-version") or "${" in value
+    return value if plain or re.fullmatch(r"\d*|true|false|[a-z]{1,8}", value) else by.text(value)
+
+
+def _whole(text: str) -> str:
+    """JSON without halves of characters, which are no text."""
+    try:
+        told = json.dumps(json.loads(text), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+    return told.encode("utf-8", "replace").decode()
+
+
+def _broken(text: str, by: Changes) -> str:
+    """Of what is nearly JSON: the strings, but for names; of anything else all of it."""
+    if not text.lstrip().startswith(("{", "[")):
+        return by.text(text)
+
+    def changed(found: re.Match[str]) -> str:
+        said = found["said"]
+        return found[0] if said is None else found[0].replace(said, by.text(said))
+
+    return _STRING.sub(changed, text)
+
+
+def _form_part(part: FormPart, by: Changes) -> FormPart:
+    if part.data is not None:
+        return part.model_copy(update={"data": by.data(part.data)})
+    kept = part.name in _PROTOCOL | {"model", "response_format", "language", "temperature"}
+    return (
+        part if kept or part.text is None else part.model_copy(update={"text": by.text(part.text)})
+    )
+
+
 def _message(message: Message, by: Changes) -> Message:
-    content: str | list[Part]
-    if isinstance(message.content, str):
-        content = by.prompt(message.content)
+    content: str | list[Part] | None
+    if message.content is None or isinstance(message.content, str):
+        content = message.content and by.prompt(message.content)
     else:
         content = [_part(part, by) for part in message.content]
     role = message.role if message.role in ROLES else by.name(message.role)
@@ -134,7 +193,8 @@ def _part(part: Part, by: Changes) -> Part:
     if part.text is not None:
         return Part(text=by.prompt(part.text))
     if part.raw is not None:
-        return Part(raw={name: _raw(name, value, by) for name, value in part.raw.items()})
+        raw = {name: _raw(name, value, by) for name, value in part.raw.items()}
+        return Part.model_construct(raw=raw)
     return part
 
 
@@ -143,7 +203,7 @@ def _raw(name: str, value: Any, by: Changes) -> Any:
         return {k: _raw(k, v, by) for k, v in value.items()}
     if isinstance(value, list):
         return [_raw(name, item, by) for item in value]
-    if not isinstance(value, str) or name in _PROTOCOL:
+    if not isinstance(value, str) or name in _PROTOCOL or _LOCAL.match(value):
         return value
     if name == "text":
         return by.prompt(value)
@@ -304,6 +364,18 @@ def _tokenizer(model: Path | None, kind: str) -> Tokenizer:
             f"{model} has no {FILE} that can be read, which lengths are counted with.",
             hint="name a folder with a tokenizer, or leave it away for the tiny models' own",
         ) from error
+
+
+@cache
+def _tokenizer_of(server_model: str) -> Tokenizer:
+    known = server_model in TINY
+    return _tokenizer(None if known else Path(server_model), server_model)
+
+
+def encoded_by(server_model: str, text: str) -> list[int]:
+    """Ids of a text's tokens, without special ones at its ends, by the model of a case's server (a
+    tiny one's name, or a folder). Raises UsageError: there is no such tokenizer."""
+    return list(_tokenizer_of(server_model).encode(text, add_special_tokens=False).ids)
 
 
 # ------------------------------------------------------------------ common beginnings

@@ -7,20 +7,27 @@ it, and count only with ``--time real``.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Collection
+from ipaddress import ip_address
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from mmrepro.base.records import Record
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 CASE_FILE = "case.json"
 SCRIPT_FILE = "reproduce.py"
-CASE_VERSION: Final = 1
+CASE_VERSION: Final = 2
+"""A case of version 1 is one of version 2 without what an operation may have since: it is read as
+such."""
 IMAGES_DIR = "images"
 """Beside ``case.json``: pictures kept by content."""
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+LEAVE_S = re.compile(r"^(\d{1,4}(?:\.\d{1,3})?)s$")
+"""``leave`` of a client that goes away so many seconds after its request was sent."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 Size = Annotated[
@@ -151,16 +158,19 @@ class Part(Record):
     uuid: Annotated[
         str | None, Field(description="of an image: the name that vLLM's caches shall give it")
     ] = None
+    detail: Annotated[str | None, Field(description="of an image: low, high, auto …")] = None
     raw: Annotated[
-        dict[str, Any] | None, Field(description="any other part, sent as it is; no address")
+        dict[str, Any] | None,
+        Field(description="any other part, sent as it is; no address but of this machine"),
     ] = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         if sum(value is not None for value in (self.text, self.image, self.raw)) != 1:
             raise ValueError("a part has exactly one of text, image and raw")
-        if self.uuid is not None and self.image is None:
-            raise ValueError("a uuid is an image's")
+        for name in ("uuid", "detail"):
+            if getattr(self, name) is not None and self.image is None:
+                raise ValueError(f"a {name} is an image's")
         if self.raw is not None and (address := _address(self.raw)):
             raise ValueError(f"a part holds the address {address[:80]!r}, which a server may fetch")
         return self
@@ -176,19 +186,37 @@ def _address(value: object, named: bool = False) -> str:
         return next(filter(None, found), "")
     if isinstance(value, list):
         return next(filter(None, (_address(one, named) for one in value)), "")
-    fetched = named and isinstance(value, str) and not value.startswith("data:")
-    return str(value) if fetched else ""
+    return value if named and isinstance(value, str) and goes_out(value) else ""
+
+
+def goes_out(address: str) -> bool:
+    """Whether whoever fetches ``address`` may talk to another machine than this one."""
+    scheme, colon, rest = address.strip().partition(":")
+    if not colon or scheme.lower() in ("data", "file") or not rest.startswith("//"):
+        return False
+    try:
+        host = urlsplit(address.strip()).hostname or ""
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() not in ("localhost", "")
+
+
+def _bytes(text: str | None) -> None:
+    """Raises ValueError: it is no Base64."""
+    if text is not None:
+        base64.b64decode(text, validate=True)
 
 
 class Message(Record):
     role: str
     content: Annotated[
-        str | list[Part], Field(description="a plain text goes over the wire as one")
+        str | list[Part] | None,
+        Field(description="a plain text goes over the wire as one, and null as null"),
     ]
     more: Annotated[dict[str, Any], Field(description="other fields, e.g. tool_calls")] = {}
 
     def parts(self) -> list[Part]:
-        return [Part(text=self.content)] if isinstance(self.content, str) else self.content
+        return [Part(text=self.content)] if isinstance(self.content, str) else self.content or []
 
 
 class Recorded(Record):
@@ -202,12 +230,111 @@ class Recorded(Record):
     seconds: float | None = None
 
 
+class FormPart(Record):
+    """One field of a multipart form."""
+
+    name: str
+    text: str | None = None
+    data: Annotated[str | None, Field(description="Base64 of a file's bytes")] = None
+    filename: str | None = None
+    media_type: str = ""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.text is None) == (self.data is None):
+            raise ValueError("a field of a form has exactly one of text and data")
+        _bytes(self.data)
+        return self
+
+
+class Layout(Record):
+    """How a body of JSON was written, so that it is written so again, byte for byte."""
+
+    keys: Annotated[list[str], Field(description="fields of the body, in order")]
+    compact: Annotated[bool, Field(description="no space after , and :")] = False
+    ascii: Annotated[bool, Field(description="other characters are escaped")] = True
+
+
+class Expect(Record):
+    """What a sound server's answer to the request is; all that is given must hold."""
+
+    status: Annotated[
+        str | None,
+        StringConstraints(pattern=r"^[1-5](?:\d\d|xx)$"),
+        Field(description="200, or 4xx"),
+    ] = None
+    text: Annotated[str | None, Field(description="regular expression, found in each answer")] = (
+        None
+    )
+    not_text: Annotated[str | None, Field(description="the same, found in none")] = None
+    tokens: Annotated[
+        int | str | list[int] | None,
+        Field(description="of each answer: how many (16, <=16, >=1), or which, by their ids"),
+    ] = None
+    json_schema: Annotated[
+        dict[str, Any] | bool | None, Field(description="that each answer's text fits")
+    ] = None
+    same_as: Annotated[
+        Name | None,
+        Field(description="operation with the same answer: text, tool calls, reasoning, end"),
+    ] = None
+    only: Annotated[
+        list[int | str] | None, Field(description="each token is one of these: ids, or texts")
+    ] = None
+    never: Annotated[list[int | str] | None, Field(description="no token is one of these")] = None
+    finish: Annotated[str | None, Field(description="reason with which each answer ends")] = None
+    ends_after: Annotated[list[Name], Field(description="operations that end before it")] = []
+
+    @field_validator("status", mode="before")
+    @classmethod
+    def _text(cls, status: object) -> object:
+        return str(status) if type(status) is int else status
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        for pattern in filter(None, (self.text, self.not_text)):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        if isinstance(self.tokens, str) and not re.fullmatch(r"(?:[<>]=)?\d{1,9}", self.tokens):
+            raise ValueError(f"tokens {self.tokens!r} is none of 16, <=16, >=1 and [1, 2, 3]")
+        return self
+
+    @property
+    def others(self) -> list[str]:
+        """Operations that it is about besides its own."""
+        return [*filter(None, [self.same_as]), *self.ends_after]
+
+
 class Operation(Record):
-    """One request, when it is sent, and when its client goes away."""
+    """One request, when it is sent, and when its client goes away.
+
+    Its body is what ``messages``, ``prompt``, ``parameters`` and ``stream`` say, or one of
+    ``body``, ``data`` and ``form``.
+    """
 
     id: Name
     after: Annotated[list[str], Field(description="barriers that must all hold; [] at once")] = []
-    path: Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9/_.-]*$")] = CHAT
+    method: Literal["POST", "GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"] = "POST"
+    path: Annotated[str, StringConstraints(pattern=r"^/[^\s?#]*$")] = CHAT
+    query: Annotated[
+        str, StringConstraints(pattern=r"^[^\s#]*$"), Field(description="what stands behind ?")
+    ] = ""
+    headers: Annotated[
+        dict[Annotated[str, StringConstraints(pattern=r"^[!-9;-~]+$")], str],
+        Field(description="besides those of any request"),
+    ] = {}
+    model: Annotated[
+        str | None,
+        Field(description="that the body names; null: the served one; empty: it names none"),
+    ] = None
+    body: Annotated[
+        str | None, Field(description="the body's text, sent as it is, but for the model's name")
+    ] = None
+    data: Annotated[str | None, Field(description="Base64 of a body that is no text")] = None
+    form: Annotated[list[FormPart] | None, Field(description="a multipart body")] = None
+    layout: Annotated[Layout | None, Field(description="null: as mmrepro writes it")] = None
     messages: Annotated[list[Message] | None, Field(description="of a chat completion")] = None
     prompt: Annotated[
         str | Annotated[list[int], Field(fail_fast=True)] | None,
@@ -220,10 +347,18 @@ class Operation(Record):
     leave: Annotated[
         str,
         Field(
-            description="barrier on this request itself (sent, first-token, tokens>=4) at which "
-            'its client goes away; "": it stays'
+            description="barrier on this request itself (sent, first-token, tokens>=4), or seconds "
+            'after it was sent (2s), at which its client goes away; "": it stays'
         ),
     ] = ""
+    values: Annotated[
+        dict[Name, Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*(?:\.[\w-]+)*$")]],
+        Field(
+            description="name, and where its value stands in an earlier answer: r1.id; ${name} in "
+            "path, query, headers and body is replaced by it"
+        ),
+    ] = {}
+    expect: Expect | None = None
     at_s: Annotated[
         float | None, Field(description="seconds after the recording's first request")
     ] = None
@@ -237,16 +372,41 @@ class Operation(Record):
                 raise ValueError(f"{self.id} waits for itself: {text}")
             if not barrier.op and not barrier.event.startswith("running"):
                 raise ValueError(f"{self.id} waits for {text}, which names no operation")
-        if self.leave:
+        if self.leave and not LEAVE_S.match(self.leave):
             own = Barrier.parse(self.leave)
             if own.op or own.event in ("end", "running>=", "running<="):
-                raise ValueError("leave is sent, first-token or tokens>=K")
+                raise ValueError("leave is sent, first-token, tokens>=K or seconds, as 2s")
+        structured = self.messages is not None or self.prompt is not None or bool(self.parameters)
+        given = [structured, self.body is not None, self.data is not None, self.form is not None]
+        if sum(given) > 1:
+            raise ValueError(
+                f"{self.id} has one of body, data and form, or messages, prompt and parameters"
+            )
+        _bytes(self.data)
         return self
+
+    @property
+    def apart(self) -> bool:
+        """Whether its body is told by its fields, and not as it is written."""
+        return self.body is None and self.data is None and self.form is None
+
+    @property
+    def sources(self) -> list[str]:
+        """Operations whose answers it takes values from."""
+        return list(dict.fromkeys(value.partition(".")[0] for value in self.values.values()))
 
     @property
     def images(self) -> list[str]:
         """Names of its images, in order, with repetitions."""
         return [p.image for m in self.messages or [] for p in m.parts() if p.image is not None]
+
+
+ANOTHER_SERVER = re.compile(
+    r"/(?:sleep|pause\w*|release_\w+|terminate|scale_elastic_ep|.*weights?\b.*|update_weights_\w+"
+    r"|\w*_weight_\w+|merge_lora\w*|set_lora\w*|load_model|resume_memory_occupation)"
+)
+"""Paths of requests after which a server answers others otherwise, or not at all, as it is asked
+to."""
 
 
 # ---------------------------------------------------------------------- the case
@@ -296,7 +456,9 @@ class Origin(Record):
 class Case(Record):
     """A server and the requests that are played on it, in the order in which they are sent."""
 
-    schema_version: Literal[1] = CASE_VERSION
+    schema_version: Annotated[
+        Literal[2], BeforeValidator(lambda version: CASE_VERSION if version == 1 else version)
+    ] = CASE_VERSION
     title: str = ""
     server: ServerWanted
     images: dict[Name, Image] = {}
@@ -317,6 +479,12 @@ class Case(Record):
                     raise ValueError(f"{op.id} waits for {text}, but {before} {what}")
             if missing := set(op.images) - self.images.keys():
                 raise ValueError(f"{op.id}: there is no image {min(missing)}")
+            if early := [source for source in op.sources if source not in seen]:
+                what = "comes later in the file" if early[0] in ids else "is not there"
+                raise ValueError(f"{op.id} takes a value from {early[0]}, which {what}")
+            others = op.expect.others if op.expect is not None else []
+            if missing := set(others) - ids:
+                raise ValueError(f"{op.id} is held against {min(missing)}, which is not there")
             seen.add(op.id)
         made: set[str] = set()
         for name, image in self.images.items():
@@ -328,6 +496,11 @@ class Case(Record):
             made.add(name)
         return self
 
+    @property
+    def changes_server(self) -> bool:
+        """Whether it asks the server for what makes it another one: other weights, or sleep."""
+        return any(ANOTHER_SERVER.fullmatch(op.path) for op in self.operations)
+
     def operation(self, id: str) -> Operation:
         """Raises KeyError."""
         return {op.id: op for op in self.operations}[id]
@@ -336,8 +509,12 @@ class Case(Record):
         """The case with only these operations; nothing else starts earlier relative to the rest.
 
         Who waited for one that is gone waits for what that one waited for, and images that nobody
-        needs are gone as well.
+        needs are gone as well. Who takes a value from one that is gone is gone with it.
         """
+        ids = set(ids)
+        for op in self.operations:
+            if not ids.issuperset(op.sources):
+                ids.discard(op.id)
         inherited: dict[str, list[str]] = {}
         operations = []
         for op in self.operations:
@@ -347,10 +524,18 @@ class Case(Record):
                 after += inherited[before] if gone else [text]
             inherited[op.id] = after = list(dict.fromkeys(after))
             if op.id in ids:
-                operations.append(op.model_copy(update={"after": after}))
+                expect = op.expect if op.expect is None else _held(op.expect, ids)
+                operations.append(op.model_copy(update={"after": after, "expect": expect}))
         names = {name for op in operations for name in op.images}
         for name, image in reversed(self.images.items()):  # what is made of others comes later
             if name in names and (of := getattr(image, "of", None)) is not None:
                 names.add(of)
         images = {name: image for name, image in self.images.items() if name in names}
         return self.model_copy(update={"operations": operations, "images": images})
+
+
+def _held(expect: Expect, ids: Collection[str]) -> Expect:
+    """Without what it says of operations that are gone."""
+    same = expect.same_as if expect.same_as in ids else None
+    after = [one for one in expect.ends_after if one in ids]
+    return expect.model_copy(update={"same_as": same, "ends_after": after})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
@@ -15,8 +14,9 @@ from typing import Annotated, Any, Literal
 from mmrepro.base.records import Record
 from mmrepro.probes.data import ThreadStack
 from mmrepro.traffic import Traffic
+from mmrepro.traffic.case.bodies import NoValue, opened, wire
 from mmrepro.traffic.case.files import pictures, read_case
-from mmrepro.traffic.case.model import Barrier, Operation, Part
+from mmrepro.traffic.case.model import LEAVE_S, Barrier, Operation
 from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 from mmrepro.traffic.reading import Watch
@@ -94,41 +94,6 @@ class Played(Record):
         return next((r for r in self.evidence.requests if r.label == op), None)
 
 
-# ------------------------------------------------------------------------------------------ bodies
-
-
-def body(operation: Operation, pictures: Mapping[str, Picture], model: str) -> bytes:
-    """The request's body for a server that serves ``model``; the same bytes each time.
-
-    A stream asks for its usage, unless the operation's own parameters say otherwise. What the
-    operation says itself goes before parameters of the same name.
-    """
-    fields: dict[str, Any] = dict(operation.parameters)
-    fields["model"] = model
-    if operation.messages is not None:
-        fields["messages"] = [
-            {**m.more, "role": m.role, "content": _content(m.content, pictures)}
-            for m in operation.messages
-        ]
-    if operation.prompt is not None:
-        fields["prompt"] = operation.prompt
-    fields.pop("stream", None)
-    if operation.stream:
-        fields = {"stream_options": {"include_usage": True}, **fields, "stream": True}
-    return json.dumps(fields).encode()
-
-
-def _content(content: str | list[Part], pictures: Mapping[str, Picture]) -> Any:
-    return content if isinstance(content, str) else [_part(part, pictures) for part in content]
-
-
-def _part(part: Part, pictures: Mapping[str, Picture]) -> dict[str, Any]:
-    if part.image is not None:
-        named = {} if part.uuid is None else {"uuid": part.uuid}
-        return {"type": "image_url", "image_url": {"url": pictures[part.image].data_url}, **named}
-    return {"type": "text", "text": part.text} if part.raw is None else part.raw
-
-
 Time = Literal["fast", "real", "order"]
 
 
@@ -151,7 +116,10 @@ class Barriers:
         self.time = time
         self.unsent = {op.id: op for op in operations}
         self.running: set[str] = set()
-        self._waits = {op.id: [Barrier.parse(text) for text in op.after] for op in operations}
+        self._waits = {
+            op.id: [*map(Barrier.parse, [*op.after, *(f"{one}.end" for one in op.sources)])]
+            for op in operations
+        }
         self._first_at = min((op.at_s for op in operations if op.at_s is not None), default=0.0)
         self._written: set[str] = set()
         self._pieces: dict[str, int] = {}
@@ -250,11 +218,13 @@ class Sending:
         self.alive: Callable[[], bool] = lambda: True
         self.stopped = asyncio.Event()
         self._ended: set[str] = set()
+        self._answers: dict[str, str] = {}
         self._changed = asyncio.Event()
 
     async def perform(self, operations: Sequence[Operation]) -> None:
         """Send them by their barriers until all have ended, or until it is stopped."""
         barriers = Barriers(operations, self.time, self._ended)
+        self._answers |= {source: "" for op in operations for source in op.sources}
         began = time.monotonic()
         while (barriers.unsent or barriers.running) and not self.stopped.is_set():
             self._changed.clear()
@@ -315,18 +285,36 @@ class Sending:
             self.pending[op.id] = self.pending[op.id][0], time.monotonic()
             self._moved(wake=barriers.piece(op.id, pieces))
 
-        watch = Watch(written, piece, leave_at(op))
-        texts = [p.text for m in op.messages or [] for p in m.parts() if p.text is not None]
-        limit = op.parameters.get("max_tokens", op.parameters.get("max_completion_tokens"))
+        def heard(data: bytes) -> None:
+            if op.id in self._answers:
+                self._answers[op.id] += data.decode("utf-8", "replace")
+
+        try:
+            sent = wire(op, self.pictures, self.traffic.model, self._answers)
+        except NoValue as why:
+            self.traffic.recorder.event(f"{op.id} is not sent: {why}", level="warning")
+            self.unsent.append(op.id)
+            barriers.end(op.id)
+            self._changed.set()
+            return
+        told = opened(op)
+        left_after = LEAVE_S.match(op.leave)
+        leave_s = float(left_after[1]) if left_after else None
+        watch = Watch(written, piece, leave_at(op), leave_s, heard)
+        texts = [p.text for m in told.messages or [] for p in m.parts() if p.text is not None]
+        limit = told.parameters.get("max_tokens", told.parameters.get("max_completion_tokens"))
         sending = self.traffic.send(
             op.id,
-            body(op, self.pictures, self.traffic.model),
+            sent.body,
             watch,
             path=op.path,
-            stream=op.stream,
+            target=sent.target,
+            method=sent.method,
+            headers=sent.headers,
+            stream=told.stream,
             images=[self.pictures[name].sent() for name in op.images],
-            text=op.prompt if isinstance(op.prompt, str) else "\n".join(texts),
-            max_tokens=limit if isinstance(limit, int) else None,
+            text=told.prompt if isinstance(told.prompt, str) else "\n".join(texts),
+            max_tokens=limit if type(limit) is int else None,
             deadline_s=self.deadline_s,
         )
 
@@ -358,8 +346,9 @@ class Sending:
 
 
 def leave_at(op: Operation) -> int | None:
-    """At how many pieces its client goes away; 0: once it is sent; None: it stays."""
-    if not op.leave:
+    """At how many pieces its client goes away; 0: once it is sent; None: it stays, or goes by the
+    clock."""
+    if not op.leave or LEAVE_S.match(op.leave):
         return None
     barrier = Barrier.parse(op.leave)
     return {"sent": 0, "first-token": 1}.get(barrier.event, barrier.count)

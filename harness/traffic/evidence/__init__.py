@@ -11,6 +11,7 @@ from mmrepro.traffic.evidence.model import (
     ReproducerResult as ReproducerResult,
     RequestRecord as RequestRecord,
     SeriesPoint as SeriesPoint,
+    ToolCall as ToolCall,
     doubts_read as doubts_read,
     files_read as files_read,
 )

@@ -70,6 +70,14 @@ class ImageSent(Record):
     coarse: Annotated[str, Field(description="4 x 4 mean colours of it, RGB, hex")] = ""
 
 
+class ToolCall(Record):
+    """A call of a tool in an answer."""
+
+    index: int = 0
+    name: str = ""
+    arguments: Annotated[str, Field(description="JSON as it came, cut at 4000")] = ""
+
+
 class ChoiceSeen(Record):
     """One of the answers to a request, as far as it came."""
 
@@ -85,6 +93,11 @@ class ChoiceSeen(Record):
         Field(description="the likeliest tokens in each one's place, if they were asked for"),
     ] = []
     token_ids: Annotated[list[int], Field(description="if the server tells them")] = []
+    text_offsets: Annotated[
+        list[int], Field(description="of tokens in the text, of a plain completion's logprobs")
+    ] = []
+    reasoning: Annotated[str, Field(description="told beside the text, cut at 4000")] = ""
+    tool_calls: list[ToolCall] = []
 
 
 class RequestRecord(Record):
@@ -140,7 +153,8 @@ class RequestRecord(Record):
     def cut_short(self) -> bool:
         """A stream that began well and has no end: all that it can show of an exception in vLLM's
         core."""
-        return self.answered and self.stream and self.finish_reason is None
+        known = self.path.endswith("/completions")
+        return self.answered and self.stream and known and self.finish_reason is None
 
     @property
     def told(self) -> str:

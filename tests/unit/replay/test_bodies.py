@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.model import COMPLETIONS, Message, Operation, Part
-from mmrepro.traffic.case.sending import body
 from mmrepro.traffic.drive import noise
 
 X = noise("X", 1, (28, 28))

@@ -25,8 +25,8 @@ from made_up_har import (
 )
 from mmrepro.base.errors import UsageError
 from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import case_text, pictures, read_case, write_case
-from mmrepro.traffic.case.sending import body
 
 
 def bodies(captured: Captured, folder: Path) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def test_bodies_go_over_the_wire_as_they_were_recorded(tmp_path: Path) -> None:
     assert len(captured.contents) == 2
 
 
-def test_completions_and_generate_are_played_and_nothing_else_is(tmp_path: Path) -> None:
+def test_what_engines_are_asked_is_played_and_nothing_else_is(tmp_path: Path) -> None:
     plain = {"model": "m", "prompt": "once", "max_tokens": 3}
     ids = {"model": "m", "prompt": [1, 2, 3]}
     own = {"text": "raw", "sampling_params": {"max_new_tokens": 3}}
@@ -66,19 +66,19 @@ def test_completions_and_generate_are_played_and_nothing_else_is(tmp_path: Path)
         entry(plain, url=f"{prefix}/v1/completions", at=0),
         entry(ids, url=f"{prefix}/v1/completions", at=1),
         entry(own, url=f"http://{HOST}/generate", at=2),
-        entry(method="GET", url=f"http://{HOST}/health"),
+        entry("", method="GET", url=f"http://{HOST}/health"),
         entry(url=f"http://{HOST}/v1/embeddings"),
         entry(url="http://elsewhere.example/track"),
     )
     operations = captured.case.operations
-    assert [op.path for op in operations] == ["/v1/completions"] * 2 + ["/generate"]
-    assert [op.prompt for op in operations] == ["once", [1, 2, 3], None]
-    assert operations[2].parameters == own
-    assert captured.case.origin.left_out == {
-        "GET request": 1,
-        "POST to /v1/embeddings": 1,
-        "POST to another path": 1,
-    }
+    assert [op.path for op in operations] == [
+        *("/v1/completions", "/health", "/v1/embeddings", "/v1/completions", "/generate")
+    ]
+    assert [op.prompt for op in operations] == ["once", None, None, [1, 2, 3], None]
+    assert operations[4].parameters == own
+    assert (operations[1].method, body(operations[1], {}, "tiny")) == ("GET", b"")
+    assert captured.case.origin.left_out == {"POST to another path": 1}
+    assert "2 requests are sent without what a gateway put" in " ".join(captured.case.origin.notes)
     assert captured.case.origin.read == 6
 
 
@@ -190,21 +190,21 @@ def test_no_secret_of_a_har_goes_further(tmp_path: Path) -> None:
     kept = case_text(captured.case) + "".join(map(str, captured.contents.values()))
     assert [one for one in secrets if one in kept] == []
     operation = captured.case.operations[0]
-    assert operation.parameters == {"max_tokens": 4, "mm_processor_kwargs": {"num_crops": 4}}
+    assert operation.parameters["mm_processor_kwargs"] == {"num_crops": 4}
+    assert operation.parameters["kv_transfer_params"] == {"remote_host": "127.0.0.1"}
+    told = [operation.parameters["user"], operation.parameters["metadata"]["who"]]
+    assert [len(one) for one in told] == [17, 17], "other texts of the same length"
     dropped = captured.case.origin.dropped
-    assert dropped["header"] == 2
+    assert dropped["header"] == 1
     assert dropped["cookie"] == 2
     assert dropped["query"] == 1
-    assert dropped["user"] == 3
-    assert dropped["credential"] == 2
-    assert dropped["address"] == 3
+    assert dropped["credential"] == 4
+    assert dropped["address"] == 1
 
-    one["request"]["postData"]["text"] = "{" + secret()
-    for broken in (json.dumps(document), json.dumps(document)[:-30]):
-        with pytest.raises(UsageError) as told:
-            read(write(tmp_path, broken), SERVER)
-        said = f"{told.value.message} {told.value.hint} {told.value.detail}"
-        assert [one for one in secrets if one in said] == []
+    with pytest.raises(UsageError) as told:
+        read(write(tmp_path, json.dumps(document)[:-30]), SERVER)
+    said = f"{told.value.message} {told.value.hint} {told.value.detail}"
+    assert [one for one in secrets if one in said] == []
 
 
 def test_an_answer_that_repeats_a_key_is_kept_without_it(tmp_path: Path) -> None:

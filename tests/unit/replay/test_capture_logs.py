@@ -13,9 +13,9 @@ from made_up_har import SERVER, write
 from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.traffic.capture import Captured, read
 from mmrepro.traffic.capture.parsing import TEXT
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures, read_case, write_case
 from mmrepro.traffic.case.model import Operation
-from mmrepro.traffic.case.sending import body
 
 LOGS = Path(__file__).parent / "request_logs"
 SENT: list[dict[str, Any]] = json.loads(gzip.decompress((LOGS / "sent.json.gz").read_bytes()))

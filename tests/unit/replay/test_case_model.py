@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.base.errors import UnwritableOutput, UsageError
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import MAX_CASE_BYTES, case_digest, case_text, read_case, write_case
 from mmrepro.traffic.case.model import (
     Barrier,
@@ -23,7 +24,6 @@ from mmrepro.traffic.case.model import (
     Recorded,
     ServerWanted,
 )
-from mmrepro.traffic.case.sending import body
 from mmrepro.traffic.drive import noise
 from pydantic import ValidationError
 

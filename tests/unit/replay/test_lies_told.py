@@ -16,8 +16,9 @@ from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.traffic import Traffic
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
-from mmrepro.traffic.case.sending import Played, PlayState, body
+from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence.recorder import Recorder
 from mmrepro.traffic.reading import Watch
 

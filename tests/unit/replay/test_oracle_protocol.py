@@ -162,9 +162,9 @@ STOPPED = {"finish_reason": "stop", "choices": [choice(finish_reason="stop")]}
         ({"ignore_eos": True}, {"finish-stop"}),
         ({"ignore_eos": False}, set()),
         ({}, set()),
-        ({"ignore_eos": True, "stop": "a"}, set()),
+        ({"ignore_eos": True, "stop": "never"}, set()),
         ({"ignore_eos": True, "stop_token_ids": [3]}, set()),
-        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, set()),
+        ({"ignore_eos": True, "structured_outputs": {"grammar": "root ::= [a-z]*"}}, set()),
     ],
 )
 def test_nothing_stops_where_nothing_can(parameters, wrong):
