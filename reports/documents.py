@@ -38,6 +38,7 @@ _MODULES: Final = {
     "ablation.json": "ablation",
     "bisection.json": "bisection",
     "summary.json": "acceptance",
+    "fleet.json": "fleet",
     "incident.json": "incident",
     "ledger.jsonl": "nightly",
 }

@@ -39,7 +39,7 @@ SAMPLES = 3
 REPORT = issue("vllm#27313", "No available shared memory broadcast block found in 60 seconds")
 GUARD = issue("vllm#48720", "no watchdog and no timeout on the tensor parallel dimension")
 DIED = issue("vllm#20657", "Worker proc VllmWorker-2 died unexpectedly, shutting down executor")
-ENDED = "worker-died"
+ENDED, RAISED = "worker-died", "worker-raised"
 ONE = "one-process"
 
 
@@ -128,6 +128,20 @@ def with_the_gil(evidence: Evidence) -> Finding:
     return Finding.of(0 < held == len(some), f"{held} of {len(some)} samples of it have the GIL")
 
 
+def one_left(evidence: Evidence) -> Finding:
+    """One worker waits in a collective operation, and another one for its next order."""
+    if alone := one_process(evidence):
+        return alone
+    every = main_threads(evidence, "Worker")
+    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= SAMPLES}
+    if len(at) < 2:
+        return Finding.unknown(f"stacks of {len(at)} workers were read")
+    held = [pid for pid, one in at.items() if one == {Wait.COLLECTIVE}]
+    free = [pid for pid, one in at.items() if one == {Wait.WORK}]
+    told = f"{len(held)} of {len(at)} workers wait in a collective, {len(free)} for an order"
+    return Finding.of(bool(held and free), told)
+
+
 def one_is_stopped(evidence: Evidence) -> Finding:
     if alone := one_process(evidence):
         return alone
@@ -167,6 +181,7 @@ class WorkerWedged(Scenario):
     )
     log_patterns = {
         "wedged": r"mmrepro stand-in worker_wedge: rank \d+ goes",
+        RAISED: r"WorkerProc hit an exception",
         ENDED: r"Worker proc \S+ died unexpectedly",
         "engine-dead": "EngineDeadError",
     }
@@ -238,6 +253,25 @@ class Stopped(WorkerWedged):
     )
 
 
+class Raised(WorkerWedged):
+    """One worker of two raises in a step, and the other one waits for it in a collective operation.
+
+    What: The exception is in the log. The running request is never answered, nor is any later one.
+
+    Why: The executor reads the answer of one rank, and that one is in the collective operation.
+    The rank that raised waits for its next order.
+    """
+
+    variant = "raises"
+    patches = (wedge("raises"),)
+    causes = (
+        cause("EngineCore waits for the answer of a worker", core_waits, live=True),
+        cause("one worker is in a collective operation, the other one left it", one_left,
+              live=True),
+        common.in_log("its log has the exception of a worker", RAISED, live=True),
+    )  # fmt: skip
+
+
 class Killed(WorkerWedged):
     """One worker of two is killed (SIGKILL), and the whole server ends with it.
 
@@ -270,4 +304,4 @@ class Killed(WorkerWedged):
     )  # fmt: skip
 
 
-SCENARIO = with_variants(WorkerWedged(), WedgedInC(), Stopped(), Killed())
+SCENARIO = with_variants(WorkerWedged(), WedgedInC(), Stopped(), Raised(), Killed())

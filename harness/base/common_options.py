@@ -77,8 +77,16 @@ DEVICE = Option(
     choices=("auto", "cpu", "cuda"),
 )
 MODEL = Option("Folder of a model that is served instead of a tiny one.", "DIR", ENGINE)
+RANK_OPTIONS = {
+    "TP": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp"),
+    "PP": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp"),
+    "DP": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
+    "EP": ("--expert-parallel-size", "-ep", "--ep-size", "--ep"),
+}
+"""Of vLLM, SGLang and LMDeploy: in how many ranks of each group a server runs the model."""
 SERVER_ARG = Option(
-    "One more option of the server, e.g. --server-arg=--dtype=float32. May be repeated.",
+    "One more option of the server, e.g. --server-arg=--dtype=float32. May be repeated. "
+    "--tensor-parallel-size 2 and the like may stand for themselves.",
     "ARG",
     ENGINE,
     name="--server-arg",

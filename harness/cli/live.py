@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from mmrepro.base.errors import ExitCode
@@ -15,22 +17,30 @@ WARM_UP_S = 4.0
 """A healthy server is known by then, and has no report."""
 MAX_CPU_S = 60
 MAX_MEMORY = 2 << 30
+MOST_SERVERS = 64
 
 if TYPE_CHECKING:
     from mmrepro.live.diagnose.session import Diagnosed
+    from mmrepro.live.watch.loop import Diagnosed as WatchDiagnosed, Watch
 
 
 @command(DiagnoseCommand)
 def diagnose(asked: DiagnoseCommand) -> None:
     """Find out what is wrong with a live server, and which known failure it is.
 
-    It only observes: no signal, no debugging endpoint, nothing installed. Exit codes: 0 healthy;
-    1 a known failure was found or the server is unhealthy; 3 inconclusive.
+    It only observes: no signal, no debugging endpoint, nothing installed. Several servers, named or
+    from --prometheus, are looked at beside each other: which one is unlike the others, and which
+    side of a prefill and decode pair stands. Exit codes: 0 healthy; 1 a known failure was found or
+    a server is unhealthy; 3 inconclusive.
 
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
     from mmrepro.live.diagnose.session import diagnose as observe
+    from mmrepro.live.fleet.session import is_several, required
 
+    required(asked, "diagnose")
+    if is_several(asked):
+        _several(asked)
     _bound()
     _warm_up()
     diagnosed = observe(asked) if asked.json else _shown(asked)
@@ -61,6 +71,32 @@ def _shown(asked: DiagnoseCommand) -> Diagnosed:
     return diagnosed
 
 
+def _several(asked: DiagnoseCommand) -> NoReturn:
+    from mmrepro.live.fleet.session import look
+    from mmrepro.reports import write_reports
+    from mmrepro.reports.documents import HTML_FILE
+    from mmrepro.reports.fleet import compose_fleet
+    from mmrepro.reports.terminal import print_page
+    from rich.console import Console
+
+    quiet = asked.json or asked.quiet
+    _bound(1 + len(asked.more) if not asked.prometheus else MOST_SERVERS)
+    told = Console(stderr=True, quiet=quiet)
+    looked = look(asked, None if quiet else lambda text: told.print(text, markup=False))
+    for folder in [one.folder for one in looked.diagnosed] if looked.folder is not None else []:
+        if folder is not None and folder.exists():
+            write_reports(folder)
+    if looked.folder is not None:
+        write_reports(looked.folder)
+    if asked.json:
+        emit(looked.fleet)
+    else:
+        place = f"{looked.folder}/{HTML_FILE}" if looked.folder is not None else ""
+        page = compose_fleet(looked.fleet)
+        print_page(page, Console(), place, full=asked.full, quiet=asked.quiet)
+    raise typer.Exit(looked.fleet.exit_code)
+
+
 def _warm_up() -> None:
     """Load what writes the report while the server is waited for."""
     import threading
@@ -74,8 +110,10 @@ def _warm_up() -> None:
     timer.start()
 
 
-def _bound() -> None:
+def _bound(servers: int = 1) -> None:
     """A hard limit on our own CPU and memory, inherited by py-spy: the server comes first.
+
+    ``servers``: that are looked at; each may cost as much.
 
     The priority stays: an observer that waits for a processor takes its own lateness for the
     server's (a healthy one was called failing on a busy machine, at nice 10).
@@ -88,12 +126,16 @@ def _bound() -> None:
 
     def stop(*_: object) -> None:
         raise RunTimeout(
-            f"The diagnosis used {MAX_CPU_S} s of CPU and was ended.",
+            f"The diagnosis used {MAX_CPU_S * servers} s of CPU and was ended.",
             hint="mmrepro diagnose URL --log /dev/null, if its log is very large",
         )
 
     signal.signal(signal.SIGXCPU, stop)
-    for kind, limit in ((resource.RLIMIT_CPU, MAX_CPU_S), (resource.RLIMIT_DATA, MAX_MEMORY)):
+    limits = (
+        (resource.RLIMIT_CPU, MAX_CPU_S * servers),
+        (resource.RLIMIT_DATA, MAX_MEMORY * min(servers, 4)),
+    )
+    for kind, limit in limits:
         hard = resource.getrlimit(kind)[1]
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, (limit, hard))
@@ -112,20 +154,73 @@ def watch(asked: WatchCommand) -> None:
     Liveness ends where a process was observed to have ended or to stand still, or after --stall; a
     refusal, an error or a server that is busy ends readiness at most.
 
+    Several servers, named or from --prometheus, are watched beside each other; when one fails, all
+    are diagnosed together, and without --http the watch ends.
+
     Exit codes: 1 the server is not live; with --once, 0 it is. With --http it runs until it is
     stopped.
 
     Example:  mmrepro watch http://127.0.0.1:8000 --http 9400
     """
-    import time
+    import threading
     from functools import partial
 
-    from mmrepro.live.watch.health import Health
-    from mmrepro.live.watch.loop import diagnosed, watch_of
+    from mmrepro.live.fleet.session import is_several, required, servers
+    from mmrepro.live.watch.loop import Together, default_deadline, diagnosed
     from mmrepro.live.watch.server import WatchServer, parse_address
     from mmrepro.reports import write_reports
 
+    required(asked, "watch")
     address = parse_address(asked.http) if asked.http else None
+    if not is_several(asked):
+        look = partial(diagnosed, asked, write_reports) if asked.diagnose else None
+        running = {"": _watch_of(asked, look)}
+    else:
+        deadline = asked.deadline_s or default_deadline(asked.interval_s, asked.failures)
+        together = Together(asked, write_reports, max(1.0, deadline))
+        running = {}
+        for url in servers(asked)[0]:
+            look = partial(together.diagnosed, url) if asked.diagnose else None
+            name = url.partition("://")[2]
+            running[name] = _watch_of(replace(asked, url=url), look, name)
+    served = running if is_several(asked) else running[""]
+    server = WatchServer(served, address) if address else None
+    if server is not None:
+        host, port = server.address
+        text = f"serving /live, /ready and /metrics on {host}:{port}"
+        _event("", next(iter(running.values())).health.state, "http", text, as_json=asked.json)
+    live: dict[str, bool] = {}
+
+    def run(name: str) -> None:
+        live[name] = running[name].run()
+        if asked.until_dead and not asked.once:
+            for one in running.values():
+                one.stop()
+
+    try:
+        threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in [*running][1:]]
+        for thread in threads:
+            thread.start()
+        run(next(iter(running)))
+        for thread in threads:
+            thread.join()
+    finally:
+        for one in running.values():
+            one.stop()
+        if server is not None:
+            server.close()
+    fine = len(live) == len(running) and all(live.values())
+    raise typer.Exit(ExitCode.AS_EXPECTED if fine else ExitCode.NOT_AS_EXPECTED)
+
+
+def _watch_of(
+    asked: WatchCommand, look: Callable[[float], WatchDiagnosed] | None, name: str = ""
+) -> Watch:
+    import time
+
+    from mmrepro.live.watch.health import Health
+    from mmrepro.live.watch.loop import watch_of
+
     health = Health(
         failures=asked.failures,
         successes=asked.successes,
@@ -136,28 +231,12 @@ def watch(asked: WatchCommand) -> None:
 
     def report(kind: str, text: str) -> None:
         if not (asked.quiet and kind == "check"):
-            _event(health.state, kind, text, as_json=asked.json)
+            _event(name, health.state, kind, text, as_json=asked.json)
 
-    running = watch_of(
-        asked,
-        health,
-        diagnose=partial(diagnosed, asked, write_reports) if asked.diagnose else None,
-        listener=report,
-    )
-    server = WatchServer(running, address) if address is not None else None
-    if server is not None:
-        host, port = server.address
-        report("http", f"serving /live, /ready and /metrics on {host}:{port}")
-    try:
-        live = running.run()
-    finally:
-        running.stop()
-        if server is not None:
-            server.close()
-    raise typer.Exit(ExitCode.AS_EXPECTED if live else ExitCode.NOT_AS_EXPECTED)
+    return watch_of(asked, health, diagnose=look, listener=report)
 
 
-def _event(state: str, kind: str, text: str, *, as_json: bool) -> None:
+def _event(server: str, state: str, kind: str, text: str, *, as_json: bool) -> None:
     import json
     from datetime import UTC, datetime
 
@@ -165,6 +244,8 @@ def _event(state: str, kind: str, text: str, *, as_json: bool) -> None:
 
     if as_json:
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        typer.echo(json.dumps({"time": moment, "state": state, "event": kind, "text": text}))
+        told = {"time": moment, "state": state, "event": kind, "text": text}
+        typer.echo(json.dumps(told | ({"server": server} if server else {})))
     else:
+        text = f"{server}  {text}" if server else text
         typer.echo(f"{datetime.now():%H:%M:%S}  {state:8}  {kind:9}  {one_line(text, 500)}")

@@ -7,13 +7,14 @@ incident or a campaign may be named by its number, its id or ``last``.
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
+from mmrepro.base.common_options import RANK_OPTIONS
 from mmrepro.base.errors import did_you_mean
 from mmrepro.base.machine.configured import Configured
 from mmrepro.base.options import (
@@ -117,6 +118,23 @@ def _parameter(one: Declared) -> inspect.Parameter:
     )
 
 
+def _ranks_apart(words: Sequence[str]) -> Iterator[str]:
+    """``--tensor-parallel-size 2``, which is the server's own, as two ``--server-arg``."""
+    names = {name for some in RANK_OPTIONS.values() for name in some}
+    left = iter(words)
+    for word in left:
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            yield from (word, *left)
+        elif name not in names:
+            yield word
+        elif equals:
+            yield f"--server-arg={word}"
+        else:
+            value = next(left, "")
+            yield from (f"--server-arg={one}" for one in (word, value) if one)
+
+
 def _whole(value: Any) -> Any:
     """Return 600 for 600.0, as the help is to show it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -172,6 +190,8 @@ class DeclaredCommand(TyperCommand):
             from mmrepro.cli.app import COMMANDS
 
             ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
+        if made is not None and any(one.field == "server_args" for one in declared(made)):
+            args = [*_ranks_apart(args)]
         if hasattr(made, "child") and "--" in args:
             at = args.index("--")
             ctx.meta[AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]

@@ -134,6 +134,7 @@ def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
 DOCUMENTS = {
     "incident": "mmrepro.failure.documents:Incident",
     "diagnosis": "mmrepro.failure.documents.diagnosis:Diagnosis",
+    "fleet": "mmrepro.failure.documents.fleet:Fleet",
     "logs": "mmrepro.failure.documents.cause:LogReading",
     "ablation": "mmrepro.failure.documents.searches:Ablation",
     "bisection": "mmrepro.failure.documents.searches:Bisection",

@@ -9,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -283,6 +284,25 @@ def without_prefix(line: str) -> str:
     from mmrepro.probes.log_lines import clean
 
     return read_line(clean(line.encode("utf-8", "replace")), words=False).text
+
+
+def ranks_of(server_args: Sequence[str]) -> dict[str, int]:
+    """Of each group of ranks that has more than one its size: ``{"TP": 2}``; the last one wins."""
+    from mmrepro.base.common_options import RANK_OPTIONS
+
+    words = [part for word in server_args for part in word.split("=", 1)]
+    sizes = {
+        group: int(value)
+        for name, value in pairwise(words)
+        for group, names in RANK_OPTIONS.items()
+        if name in names and value.isdigit()
+    }
+    return {group: size for group, size in sizes.items() if size > 1}
+
+
+def loopback() -> Iterator[Setting]:
+    """For ranks on one machine."""
+    yield Setting(name="GLOO_SOCKET_IFNAME", value="lo", why="the ranks are on this machine")
 
 
 def has_option(server_args: Sequence[str], name: str) -> bool:

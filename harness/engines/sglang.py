@@ -11,6 +11,8 @@ from mmrepro.engines.base import (
     Engine,
     LaunchRequest,
     Patch,
+    loopback,
+    ranks_of,
     two_threads,
 )
 from mmrepro.engines.environments.spec import EnvironmentSpec, sglang_spec
@@ -173,6 +175,8 @@ class SglangEngine(Engine):
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         cpu = request.environment.spec.device == "cpu"
+        if ranks_of(request.all_server_args):
+            yield from loopback()
         yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
         yield Setting(
             name="TORCHDYNAMO_DISABLE",

@@ -12,6 +12,8 @@ from mmrepro.engines.base import (
     Mitigation,
     Patch,
     has_option,
+    loopback,
+    ranks_of,
     two_threads,
 )
 from mmrepro.engines.environments.spec import EnvironmentSpec, vllm_spec
@@ -29,6 +31,15 @@ GPU_MEMORY_OPTIONS = (
 )
 KV_CACHE_BYTES_SINCE = Version("0.11.0")
 """vllm/config/cache.py has kv_cache_memory_bytes."""
+
+WARMS_UP = '{"mode": 2, "backend": "eager"}'
+LOCAL = "the ranks are on this machine"
+STAGES = (
+    "the CPU worker makes the buffers of a later pipeline stage in its warm-up, and leaves that "
+    "out where nothing is compiled (warming_up_model of v1/worker/cpu_model_runner.py, 0.23.0 and "
+    "0.32.0): the first request would fail in sync_and_gather_intermediate_tensors. The backend "
+    "compiles nothing"
+)
 
 CONTRACT_PROBE = Patch(
     "contract_probe",
@@ -89,10 +100,13 @@ class VllmEngine(Engine):
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),
         "waiting_capacity": ("vllm:num_requests_waiting_by_reason",),
+        "waiting_deferred": ("vllm:num_requests_waiting_by_reason",),
         "steps": ("vllm:iteration_tokens_total_count",),
         "finished": ("vllm:request_success_total",),
         "prompt_tokens": ("vllm:prompt_tokens_total",),
         "generation_tokens": ("vllm:generation_tokens_total",),
+        # Of a decode server (v1/metrics/loggers.py of 0.32.0).
+        "transfers": ("vllm:num_requests_kv_fetch_by_stage",),
         "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         "mm_cache_queries": ("vllm:mm_cache_queries_total",),
         "mm_cache_hits": ("vllm:mm_cache_hits_total",),
@@ -160,7 +174,14 @@ class VllmEngine(Engine):
             value=f"{TMP_PLACEHOLDER}/sessions",
             why="a dependency of vLLM makes this folder in /dev/shm at every start and leaves it",
         )
-        yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")
+        ranks = ranks_of(request.all_server_args)
+        if ranks:
+            yield from loopback()
+            yield Setting(name="VLLM_HOST_IP", value="127.0.0.1", why=LOCAL)
+        if "PP" in ranks and request.environment.spec.device == "cpu":
+            yield Setting(name="--compilation-config", value=WARMS_UP, why=STAGES)
+        else:
+            yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")
         if request.environment.spec.device != "cpu":
             yield from self._gpu_settings(request)
             return

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,50 +30,74 @@ from typing import Any, Final
 
 import psutil
 import record
-from mmrepro.engines import ENGINES
+from mmrepro.engines import ENGINES, LaunchRequest
+from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.environments.build import existing
 from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.supervise import TMP_PLACEHOLDER
 from mmrepro.failure.documents import Incident
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import Diagnosed, diagnose
+from mmrepro.live.fleet.reading import FAILED, LOCAL, PROMPTS
 from mmrepro.probes.data import HttpData, MetricsData, StacksData
+from mmrepro.reproducers import reproducer_path
 
 RANKS: Final = record.HERE / "ranks"
+PP: Final = ("--pipeline-parallel-size", "2")
+BOOT: Final = reproducer_path("standins") / "boot"
 READY_S: Final = 900.0
 WEDGE: Final = """
-import signal, time
+import ctypes, os, signal, threading, time
+_held, _on = threading.Lock(), []
+_out, _in = os.pipe()
 def _wedge(signum, frame):
-    kind = open({kind!r}).read().strip()
+    with open({folder!r} + "/kind") as file:
+        kind = file.read().strip()
+    if kind == "go":
+        if "lock" in _on:
+            _held.release()
+        if "read" in _on:
+            os.write(_in, b"x")
+        _on.clear()
+        return
+    _on.append(kind)
     if kind == "python":
-        while True: time.sleep(3600)
+        while _on: time.sleep(0.5)
     if kind == "spin":
-        while True: pass
+        while _on: pass
     if kind == "c":
-        import ctypes
-        while True: ctypes.PyDLL(None).pause()
+        libc = ctypes.PyDLL(None)
+        while _on: libc.pause()
     if kind == "c-without-gil":
-        import ctypes
-        while True: ctypes.CDLL(None).pause()
+        libc = ctypes.CDLL(None)
+        while _on: libc.pause()
     if kind == "c-spin":
         import re
         re.match("(a+)+$", "a" * 60 + "b")
     if kind == "lock":
-                lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
+        _held.acquire()
+        _held.acquire()
+        _held.release()
+    if kind == "read":
+        os.read(_out, 1)
+    if kind == "exit":
+        os._exit(3)
     if kind == "raise":
         raise RuntimeError("raised on purpose")
 try:
     signal.signal(signal.SIGUSR2, _wedge)
-except Exception:
+except ValueError:  # not the main thread
     pass
 """
-"""sitecustomize of every process of the server: SIGUSR2 does what a file says."""
+"""A stand-in in every process of the server: SIGUSR2 does what a file says, and ends it again
+where that says ``go``; ``c-spin``, ``exit`` and ``raise`` do not end."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``deed``: a wedge, ``stop``, ``kill``, or nothing; ``role``: of the process it is done to."""
+    """``deed``: a wedge, ``stop``, ``kill``, or nothing; ``role``: of the process it is done to.
+    ``paths``: the server imports from them. ``undo_s``: it ends after that many seconds, before the
+    server is looked at; 0: it does not."""
 
     name: str
     deed: str = ""
@@ -85,6 +109,9 @@ class Case:
     options: tuple[str, ...] = ("--tensor-parallel-size", "2")
     model: str = "qwen2-vl"
     wait_s: float = 1.0
+    paths: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    undo_s: float = 0.0
 
 
 def _cases() -> Iterator[Case]:
@@ -97,14 +124,15 @@ def _cases() -> Iterator[Case]:
     for deed in ("python", "c", "stop", "kill", "raise"):
         yield Case(f"tp2-{deed}-busy", deed, "Worker_TP1", busy=True)
     yield Case("tp2-core", "python", "EngineCore")
+    beats = {"VLLM_RINGBUFFER_WARNING_INTERVAL": "1"}
+    yield Case("tp2-heartbeat", "python", "Worker_TP1", busy=True, env=beats, undo_s=5.0)
     for name, role in (("0", "Worker_PP0"), ("1", "Worker_PP1")):
-        options = ("--pipeline-parallel-size", "2")
-        yield Case(f"pp2-python-{name}", "python", role, options=options, model="text")
-    yield Case("pp2-idle", options=("--pipeline-parallel-size", "2"), model="text")
+        yield Case(f"pp2-python-{name}", "python", role, options=PP, model="text")
+    yield Case("pp2-idle", options=PP, model="text")
     data = ("--data-parallel-size", "2")
-    yield Case("dp2-idle", options=data)
-    yield Case("dp2-python", "python", "EngineCore_DP1", options=data)
-    yield Case("dp2-kill", "kill", "EngineCore_DP1", options=data, wait_s=4.0)
+    yield Case("dp2-idle", options=data, model="text")
+    yield Case("dp2-python", "python", "EngineCore_DP1", options=data, model="text")
+    yield Case("dp2-kill", "kill", "EngineCore_DP1", options=data, model="text", wait_s=4.0)
     for deed in ("", "python", "stop"):
         name = f"tp2-0.23-{deed or 'idle'}"
         yield Case(name, deed, "Worker_TP1" if deed else "", release="0.23.0")
@@ -118,11 +146,13 @@ class Server:
     process: subprocess.Popen[bytes] | None
     url: str
     folder: Path
+    ready: str = "/health"
     clients: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    family: dict[int, psutil.Process] = field(default_factory=dict)
 
     def ask(self, tokens: int = 8, timeout_s: float = 120.0) -> str:
         body = {
-            "model": "m",
+            "model": SERVED_MODEL,
             "messages": [{"role": "user", "content": "hello"}],
             "max_tokens": tokens,
             "temperature": 0,
@@ -145,57 +175,94 @@ class Server:
         time.sleep(2.0)
 
     def pid_of(self, role: str) -> int:
+        """By its title; ``front``: the one that serves HTTP."""
         assert self.process is not None
+        self.note()
+        if role == "front":
+            return self.process.pid
         return next(
-            child.pid
-            for child in psutil.Process(self.process.pid).children(recursive=True)
-            if f"::{role}" in " ".join(child.cmdline())
-        )
+            pid for pid, one in self.family.items()
+            if one.is_running() and f"::{role}" in " ".join(one.cmdline())
+        )  # fmt: skip
 
-    def hurt(self, deed: str, role: str) -> None:
+    def note(self) -> None:
+        """Its processes: those of a front that is killed belong to it no more."""
+        assert self.process is not None
+        with suppress(psutil.Error):
+            root = psutil.Process(self.process.pid)
+            self.family |= {one.pid: one for one in [root, *root.children(recursive=True)]}
+
+    def end(self) -> None:
+        self.note()
+        for one in [*(c.pid for c in self.clients), *self.family.values()]:
+            with suppress(psutil.Error):
+                (psutil.Process(one) if isinstance(one, int) else one).kill()
+        if self.process is not None:
+            self.process.wait(timeout=30)
+
+    def hurt(self, deed: str, role: str) -> int:
+        pid = self.pid_of(role)
         (self.folder / "kind").write_text(deed)
         signals = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
-        os.kill(self.pid_of(role), signals.get(deed, signal.SIGUSR2))
+        os.kill(pid, signals.get(deed, signal.SIGUSR2))
+        return pid
+
+    def heal(self, deed: str, pid: int) -> None:
+        (self.folder / "kind").write_text("go")
+        os.kill(pid, signal.SIGCONT if deed == "stop" else signal.SIGUSR2)
 
 
 @contextmanager
 def served(case: Case) -> Iterator[Server]:
+    with started(case) as server:
+        _ready(server)
+        yield server
+
+
+@contextmanager
+def started(case: Case) -> Iterator[Server]:
+    """A server that is on its way."""
     engine = ENGINES[case.engine]
     environment = existing(engine.environment_spec(case.release, "cpu"))
     if environment is None:
         raise SystemExit(f"no environment of {case.engine} {case.release}: mmrepro env build")
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as temporary:
         folder = Path(temporary)
-        (folder / "sitecustomize.py").write_text(WEDGE.format(kind=str(folder / "kind")))
+        (folder / "standin.py").write_text(WEDGE.format(folder=str(folder)))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         model = TINY[case.model].write(folder)
-        settings = {
-            "PYTHONPATH": str(folder), "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1",
-            "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
-        }  # fmt: skip
-        if not case.fresh:
-            settings["TORCHDYNAMO_DISABLE"] = "1"  # the first request compiles for seconds
-        command = [
-            str(environment.python), "-m", engine.module, "--model", str(model),
-            "--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port),
-            "--max-model-len", "2048", "--max-num-seqs", "8", "--enforce-eager", *case.options,
-        ]  # fmt: skip
+        plan = engine.plan(LaunchRequest(environment, model, port, 2048, case.options))
+        settings = {k: v for k, v in plan.env.items() if TMP_PLACEHOLDER not in v} | {
+            "VLLM_LOGGING_LEVEL": "INFO",
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(BOOT), plan.env.get("PYTHONPATH"), *case.paths])
+            ),
+            "MMREPRO_STAND_INS": os.pathsep.join(
+                filter(None, [plan.env.get("MMREPRO_STAND_INS"), str(folder)])
+            ),
+        }
+        settings |= case.env
+        if case.fresh:
+            del settings["TORCHDYNAMO_DISABLE"]  # the first request compiles for seconds
+        command = plan.argv
         with (folder / "server.log").open("wb") as log:
             process = subprocess.Popen(
                 command, env=os.environ | settings, stdout=log, stderr=log, cwd=folder
             )
-        server = None
+        ready = "/health" if case.engine == "vllm" else engine.ready_path
+        server = Server(process, f"http://127.0.0.1:{port}", folder, ready)
         try:
-            server = Server(process, f"http://127.0.0.1:{port}", folder)
-            _ready(server)
             yield server
         finally:
-            for client in server.clients if server else []:
-                _end(client)
-            _end(process)
+            server.end()
+
+
+def answers(server: Server) -> bool:
+    with suppress(OSError), urllib.request.urlopen(server.url + server.ready, timeout=5):
+        return True
+    return False
 
 
 def _ready(server: Server) -> None:
@@ -203,20 +270,10 @@ def _ready(server: Server) -> None:
     while time.monotonic() < end:
         if server.process is not None and server.process.poll() is not None:
             raise SystemExit((server.folder / "server.log").read_text()[-3000:])
-        with suppress(OSError), urllib.request.urlopen(f"{server.url}/health", timeout=5):
+        if answers(server):
             return
         time.sleep(1.0)
     raise SystemExit("the server was not ready in time")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The server and its processes, and no others."""
-    with suppress(psutil.Error):
-        root = psutil.Process(process.pid)
-        for one in [*root.children(recursive=True), root]:
-            with suppress(psutil.Error):
-                one.kill()
-    process.wait(timeout=30)
 
 
 def look(case: Case, out: Path) -> Diagnosed:
@@ -228,8 +285,11 @@ def look(case: Case, out: Path) -> Diagnosed:
         if case.busy:
             server.load()
         if case.deed:
-            server.hurt(case.deed, case.role)
-            time.sleep(case.wait_s)
+            pid = server.hurt(case.deed, case.role)
+            time.sleep(case.undo_s or case.wait_s)
+            if case.undo_s:
+                server.heal(case.deed, pid)
+                server.ask()
         logs = (server.folder / "server.log",)
         return diagnose(DiagnoseCommand(url=server.url, out=out, logs=logs))
 
@@ -237,6 +297,7 @@ def look(case: Case, out: Path) -> Diagnosed:
 def trimmed(incident: Incident) -> Incident:
     """Without what no rule of ranks reads."""
     names = {n for e in ENGINES.values() for some in e.metrics.values() for n in some}
+    names |= {LOCAL[0], *PROMPTS, *FAILED}
     for result in incident.evidence.probes:
         result.raw = []
         data: Any = result.data

@@ -8,6 +8,7 @@ from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
+from mmrepro.engines.base import ranks_of
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.starts import explain
 from mmrepro.engines.vllm import VllmEngine
@@ -128,6 +129,34 @@ def test_every_variable_is_a_setting_with_its_reason() -> None:
     assert all(s.why for s in found.settings)
     assert "--enforce-eager" in listed
     assert found.env["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        ("--tensor-parallel-size 2", {"TP": 2}),
+        ("--tp-size=4 --pp 2 --dp-size 1", {"TP": 4, "PP": 2}),
+        ("-tp 2 -tp 1", {}),
+        ("--tp many --ep-size 8", {"EP": 8}),
+        ("", {}),
+    ],
+)
+def test_in_how_many_ranks_a_server_runs(words: str, ranks: dict[str, int]) -> None:
+    assert ranks_of(words.split()) == ranks
+
+
+def test_ranks_speak_over_the_loopback_interface() -> None:
+    one, two = plan("--tensor-parallel-size", "1"), plan("--tensor-parallel-size", "2")
+    assert not {"VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} & one.env.keys()
+    assert (two.env["VLLM_HOST_IP"], two.env["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
+    assert "--enforce-eager" in two.argv
+
+
+def test_a_later_stage_on_a_cpu_needs_the_warm_up() -> None:
+    cpu = plan("--pipeline-parallel-size=2")
+    assert value(cpu.argv, "--compilation-config") == '{"mode": 2, "backend": "eager"}'
+    assert "--enforce-eager" not in cpu.argv
+    assert "--enforce-eager" in plan("--pipeline-parallel-size=2", device="cuda").argv
 
 
 def test_the_device_decides_fidelity_and_settings() -> None:

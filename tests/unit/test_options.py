@@ -23,7 +23,7 @@ from mmrepro.campaign.matrix import selectors
 from mmrepro.campaign.matrix.options import load
 from mmrepro.campaign.trial import spawn
 from mmrepro.cli.app import COMMANDS
-from mmrepro.cli.options import PLACES, DeclaredCommand, command
+from mmrepro.cli.options import PLACES, DeclaredCommand, _ranks_apart, command
 from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.traffic.case.model import ServerWanted
 
@@ -351,3 +351,28 @@ def test_what_mmrepro_starts_reads_no_file() -> None:
     assert spawn(["schema"], os.environ).wait(60) == 0
     with pytest.raises(UsageError, match="not valid TOML"):
         parsed(BY_NAME["schema"], [])
+
+
+@pytest.mark.parametrize("name", ["run", "fuzz", "replay"])
+@pytest.mark.parametrize(
+    ("words", "args"),
+    [
+        ("--tensor-parallel-size 2", ("--tensor-parallel-size", "2")),
+        ("--tp-size=2 --server-arg=--x", ("--tp-size=2", "--x")),
+        ("-pp 2", ("-pp", "2")),
+        ("--dp", ("--dp",)),
+    ],
+)
+def test_ranks_are_options_of_the_server(name: str, words: str, args: tuple[str, ...]) -> None:
+    made = next(f.options for f in functions() if name == f.options.COMMAND)
+    seen: list[Any] = []
+    app = typer.Typer()
+    app.command(cls=DeclaredCommand)(command(made)(seen.append))
+    first = [{"run": "thing", "fuzz": "vllm", "replay": "thing.har"}[name]]
+    typer.main.get_command(app).main([*first, *words.split()], standalone_mode=False)
+    assert seen[0].server_args == args
+
+
+def test_the_words_of_another_command_stay_as_they_are() -> None:
+    words = ["run", "--", "--tensor-parallel-size", "2"]
+    assert [*_ranks_apart(words)] == words

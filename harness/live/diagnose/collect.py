@@ -20,7 +20,7 @@ from mmrepro.live.diagnose.cause_rules import ANCHORS
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.live.diagnose.ranks import replicas, workers
+from mmrepro.live.diagnose.ranks import coordinators, replicas, workers
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
@@ -315,7 +315,8 @@ class Collector:
         core = cores[0] if cores else facts.root_pid
         front = [] if cores and View(facts, self.evidence).front_answers else [facts.root_pid]
         close = list(dict.fromkeys([core, *front, *cores]))[:MAX_SAMPLED]
-        ranks = [p.pid for p in workers(facts) if p.pid not in close][:MAX_RANKS]
+        beside = [*workers(facts), *coordinators(facts)]
+        ranks = [p.pid for p in beside if p.pid not in close][:MAX_RANKS]
         near = {*close, *ranks}
         rest = [p.pid for p in facts.processes if _may_matter(p.role) and p.pid not in near]
         rest = rest[: MAX_SAMPLED - len(close)] if others else []
@@ -362,7 +363,7 @@ class Collector:
                     seconds=WINDOW_S + 2,
                     label=f"{label}syscalls" + (f"-{pid}" if pid != core else ""),
                 )
-                for pid in [core, *ranks]
+                for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *ranks])
             ),
         ]
 

@@ -110,6 +110,9 @@ def _listen(target: Target, host: str, port: int) -> None:
     listening = _matching(listeners(port, namespace), known)
     facts.listening = bool(listening)
     if not listening:
+        if facts.place == "local" and (pid := _on_its_way(port)) is not None:
+            facts.root_pid = pid
+            facts.found_by = f"its command line names port {port}, where nothing listens"
         return
     owners, closed = processes.holders(s.inode for s in listening)
     if owners:
@@ -162,10 +165,7 @@ def _by_command(port: int, uids: set[int]) -> int | None:
             continue
         words = processes.arguments(pid)
         known = any(e.recognise(Signs((" ".join(words),))) for e in ENGINES.values())
-        spaced = any(
-            a.startswith("-") and a.endswith("port") and b == str(port) for a, b in pairwise(words)
-        )
-        if spaced or any(w.startswith("-") and w.endswith(f"port={port}") for w in words):
+        if _names_port(words, port):
             named.append((not known, pid))
         elif known:
             engines.append(pid)
@@ -173,6 +173,25 @@ def _by_command(port: int, uids: set[int]) -> int | None:
         return min(named)[1]
     tops = {_topmost([pid]) for pid in engines}
     return tops.pop() if len(tops) == 1 else None
+
+
+def _names_port(words: Sequence[str], port: int) -> bool:
+    """Whether an option of a command line is this port."""
+    spaced = any(
+        a.startswith("-") and a.endswith("port") and b == str(port) for a, b in pairwise(words)
+    )
+    return spaced or any(w.startswith("-") and w.endswith(f"port={port}") for w in words)
+
+
+def _on_its_way(port: int) -> int | None:
+    """An engine that is to listen there and does not yet; its load generator is none."""
+    for pid in processes.pids():
+        words = processes.arguments(pid)
+        if not _names_port(words, port) or "bench" in words:
+            continue
+        if any(e.recognise(Signs((" ".join(words),))) for e in ENGINES.values()):
+            return _topmost([pid])
+    return None
 
 
 def refresh(target: Target) -> None:

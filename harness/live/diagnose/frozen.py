@@ -42,7 +42,11 @@ def stance(view: View) -> tuple[Stance, str]:
 
 
 def _of_ranks(looked: RankLook) -> tuple[Stance, str] | None:
-    """None: no core waits for a worker."""
+    """None: no core waits for a worker, nor does one of several stand in its own code."""
+    cores = [rank for rank in looked.ranks if rank.kind == "core"]
+    stuck = next((rank for rank in cores if rank.stand is Stand.STANDS), None)
+    if stuck is not None and len(cores) > 1:
+        return Stance.STANDS, f"{stuck.role}: {stuck.place}"
     if not any(rank.stand is Stand.WORKER for rank in looked.ranks):
         return None
     members = [rank for rank in looked.ranks if rank.kind == "worker"]

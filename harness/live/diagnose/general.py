@@ -353,6 +353,8 @@ def _how_to_ask(data: InferenceData | None) -> str:
 
 
 def _moving(view: View, asked: bool, why: list[str]) -> Assessment:
+    if stuck := ranks.stuck_replica(view, why):
+        return stuck
     waiting = view.always("waiting")
     if asked and waiting:
         return Assessment(

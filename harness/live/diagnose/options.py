@@ -40,7 +40,7 @@ def read_deadline(text: str) -> float:
 class LiveCommand(Command):
     """Options of a command that looks at a live server."""
 
-    url: str = common.URL("")
+    url: str = common.URL("", required=False)
     model: str = option("", "Served model to ask for.", "NAME", shown="the first listed")
     logs: tuple[Path, ...] = option(
         (),
@@ -56,6 +56,12 @@ class LiveCommand(Command):
     full: bool = common.FULL(False)
     json: bool = common.JSON(False)
     quiet: bool = common.QUIET(False)
+    more: tuple[str, ...] = option(
+        (), "More servers: replicas, or a prefill and its decode servers.", "URL…", argument=True
+    )
+    prometheus: str = option(
+        "", "Take the servers from this Prometheus server's targets and metrics.", "URL"
+    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
+from mmrepro.base.common_options import RANK_OPTIONS
 from mmrepro.engines import ENGINES
 from mmrepro.engines.waits import COMPILERS, PLACES, Wait, Waiting, waiting
 from mmrepro.failure.documents.diagnosis import (
@@ -32,11 +33,8 @@ LABEL = re.compile(r"(?:^|_)(ATTN_CP|MOE_DP|DCP|PCP|DP|PP|TP|EP)(\d+)(?=_|$)")
 """In vLLM's titles (``Worker_DP0_PP1_TP0_EP3``, ``EngineCore_DP1``; v1/executor/
 multiproc_executor.py, v1/engine/core.py) and SGLang's (``scheduler_DP0_TP1``;
 srt/managers/scheduler.py)."""
-SIZES = {
-    "TP": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp"),
-    "PP": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp"),
-    "DP": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
-}
+SIZES = {group: names for group, names in RANK_OPTIONS.items() if group != "EP"}
+"""Ranks of expert parallelism are those of the other groups."""
 ELSEWHERE = (
     "--nnodes", "--node-rank", "--data-parallel-size-local", "--headless",
     "--distributed-executor-backend", "--enable-dp-attention",
@@ -55,6 +53,7 @@ KINDS: Sequence[tuple[str, Literal["coordinator", "detokenizer"]]] = (
     ("data_parallel_controller", "coordinator"),
     ("detokenizer", "detokenizer"),
 )
+RUNS = ("core", "worker")
 KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _VERB = re.compile(r"^(wait|stand|move)s\b")
@@ -77,6 +76,11 @@ def workers(facts: TargetFacts) -> list[TargetProcess]:
     """The processes that run the model, where they are several or not the core itself."""
     own = [p for p in facts.processes if is_worker(facts, p.role)]
     return own or (facts.cores if len(facts.cores) > 1 else [])
+
+
+def coordinators(facts: TargetFacts) -> list[TargetProcess]:
+    """vLLM's process that counts the requests of data parallel cores (v1/engine/coordinator.py)."""
+    return [p for p in facts.processes if p.role.startswith("DPCoordinator")]
 
 
 def expected(facts: TargetFacts) -> dict[str, int]:
@@ -103,10 +107,11 @@ def look(view: View) -> RankLook | None:
         return None
     known = [_rank(view, p, running) for p in view.facts.processes]
     ranks = [rank for rank in known if rank is not None]
+    ranks = _counted(view, ranks, sizes)
     members = [rank for rank in ranks if rank.kind == "worker"]
-    ranks += _missing(view, members, sizes)
-    members = [rank for rank in ranks if rank.kind == "worker"]
-    odd = _odd(members)
+    cores = [rank for rank in ranks if rank.kind == "core"]
+    standing = len(cores) > 1 and any(rank.stand is Stand.STANDS for rank in cores)
+    odd = _odd(cores if standing else members)
     return RankLook(
         ranks=ranks,
         groups=_groups(members),
@@ -152,7 +157,8 @@ def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) 
     leader = kind != "worker" or not any(group.values())
     read = [_at(view, course, leader=leader) for course in courses]
     course, stand, wait = _telling(courses, read)
-    if kind not in ("core", "worker") and (course.waits or not course.active):
+    sleeps = not course.active and kind != "coordinator"  # that one polls, and nothing else
+    if kind not in RUNS and (course.waits or sleeps):
         stand = Stand.WORK  # an event loop: what it waits for has no name
     calls = view.waits(process.pid)
     frames = _python(course.stacks[-1].frames)
@@ -223,6 +229,21 @@ def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
 
 
 # ------------------------------------------------------------------ all of them
+
+
+def _counted(view: View, ranks: list[Rank], sizes: dict[str, int]) -> list[Rank]:
+    """With the ranks that are no process. One that has ended and is still listed keeps 15
+    characters of its title (proc_pid_stat(5)), ``Worker_TP``: it is one of the missing."""
+    members = [rank for rank in ranks if rank.kind == "worker"]
+    cut = [m for m in members if m.stand is Stand.GONE and not sizes.keys() <= m.labels.keys()]
+    lost = _missing(view, [m for m in members if m not in cut], sizes)
+    if not cut or len(lost) < len(cut):
+        return ranks + lost
+    whole = [
+        one.model_copy(update={"pid": old.pid, "state": old.state, "under": old.under})
+        for one, old in zip(lost, cut, strict=False)
+    ]
+    return [rank for rank in ranks if rank not in cut] + whole + lost[len(cut) :]
 
 
 def _missing(view: View, members: Sequence[Rank], sizes: dict[str, int]) -> list[Rank]:
@@ -380,13 +401,30 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
     members = [rank for rank in seen.ranks if rank.kind == "worker"]
     waiting_cores = [rank for rank in cores if rank.stand is Stand.WORKER]
     if cores and not waiting_cores and not any(m.stand is Stand.GONE for m in members):
-        return None
+        return _stuck_core(view, [*why, *_observed(seen)], cores)
     if waiting_cores:
         below = [m for m in members if m.under in [c.pid for c in waiting_cores] or m.pid is None]
         members = below or members
     if not members:
         return None
     return _verdict(view, [*why, *_observed(seen)], members, waiting_cores)
+
+
+def _stuck_core(view: View, why: list[str], cores: Sequence[Rank]) -> Assessment | None:
+    """Of data parallel cores one that stands in its own code; a single core is no rank."""
+    stuck = [rank for rank in cores if rank.stand is Stand.STANDS]
+    if not stuck or len(cores) < 2:
+        return None
+    first, rest = stuck[0], [rank for rank in cores if rank not in stuck]
+    others = f"{names(rest)} {_plural(rest)}" if rest else "every other core stands as well"
+    return _state(
+        view,
+        ServerState.WORKER_STUCK,
+        f"{first.role} is stuck in {first.place}; {others}.",
+        why,
+        first,
+        "the frames name what it waits for or computes; restart the whole server",
+    )
 
 
 def _verdict(
@@ -584,9 +622,7 @@ def asleep_and_stuck(view: View) -> bool:
     if found is None or found.state is not ServerState.WORKER_STUCK:
         return False
     seen = look(view)
-    stuck = (
-        [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.STANDS] if seen else []
-    )
+    stuck = [r for r in seen.ranks if r.kind in RUNS and r.stand is Stand.STANDS] if seen else []
     return all(_asleep(rank) for rank in stuck)
 
 
@@ -600,8 +636,8 @@ def replicas(facts: TargetFacts) -> bool:
 
 
 def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
-    """A replica that is stuck while another one answers: a core that stands in its own code and
-    sleeps, or that waits for a worker which does."""
+    """A replica that is stuck while another one works: a core that stands in its own code and
+    sleeps, or that waits for a worker which does. Or what coordinates them stands so."""
     seen = look(view) if replicas(view.facts) else None
     if seen is None:
         return None
@@ -609,16 +645,20 @@ def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
     stuck = [
         rank
         for rank in seen.ranks
-        if rank.kind == "worker" and rank.stand is Stand.STANDS and _asleep(rank)
-        and (rank.pid in cores or any(e.awaited == rank.role for e in seen.edges))
+        if (rank.kind in RUNS or rank.kind == "coordinator")
+        and rank.stand is Stand.STANDS and _asleep(rank)
+        and (rank.pid in cores or rank.kind == "coordinator"
+             or any(e.awaited == rank.role for e in seen.edges))
     ]  # fmt: skip
     if not stuck:
         return None
+    harm = "requests that reach it do not get an answer"
+    if stuck[0].kind == "coordinator":
+        harm = "nobody tells the replicas of each other's requests"
     return _state(
         view,
         ServerState.WORKER_STUCK,
-        f"{stuck[0].role} is stuck in {stuck[0].place}, while another replica answers: requests "
-        "that reach it do not get an answer.",
+        f"{stuck[0].role} is stuck in {stuck[0].place}, while another replica works: {harm}.",
         [*why, *_observed(seen)],
         stuck[0],
         "take this server out of the load balancer, and restart it",

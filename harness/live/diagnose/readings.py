@@ -149,11 +149,11 @@ class View:
         return max(read) - min(read) if read else 0.0
 
     def timed(self, short: str) -> list[tuple[float, float]]:
-        """Monotonic second and value of each reading, oldest first. ``waiting_capacity``: of those
-        that wait, the ones that do for capacity."""
+        """Monotonic second and value of each reading, oldest first. ``waiting_capacity``,
+        ``waiting_deferred``: of those that wait, the ones that do for that reason."""
         engine = ENGINES.get(self.facts.engine)
         names = engine.metrics.get(short, ()) if engine else ()
-        reason = {"waiting_capacity": "capacity"}.get(short)
+        reason = short.removeprefix("waiting_") if short.startswith("waiting_") else None
         found = []
         for result, data in self.evidence.results(MetricsData, "check"):
             values = [

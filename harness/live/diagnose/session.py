@@ -67,7 +67,7 @@ def diagnose(options: DiagnoseCommand, listener: Listener | None = None) -> Diag
         discover.name_engine(target, frozenset(), options.engine)
     folder = _folder(options.out)
     redactor = Redactor()
-    sent = {s: redactor.add(s, "header") for s in _secrets(options.headers)}
+    sent = {s: redactor.add(s, "header") for s in secrets(options.headers)}
     mask = mask_of({secret: placeholder for secret, placeholder in sent.items() if placeholder})
     recorder = Recorder(folder, _private(listener, redactor), mask=mask)
     recorder.phase = "check"
@@ -85,7 +85,7 @@ def diagnose(options: DiagnoseCommand, listener: Listener | None = None) -> Diag
             _remove(folder)
 
 
-def _secrets(headers: Mapping[str, str]) -> list[str]:
+def secrets(headers: Mapping[str, str]) -> list[str]:
     """Each value, and of ``Bearer KEY`` the key alone."""
     return [s for value in headers.values() for s in (value, *value.split()[-1:])]
 

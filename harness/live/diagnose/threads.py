@@ -25,7 +25,9 @@ WAITING = frozenset({
     "wait_for_ready",
 })  # fmt: skip
 LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
-WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", "uvloop/__init__.py")
+RUNNERS = ("uvloop/__init__.py", "asyncio/runners.py")
+"""uvloop's event loop has no Python frame: who runs it is the innermost one while it waits."""
+WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", *RUNNERS)
 LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
 DEVICE = re.compile(r"(?:torch/cuda|/nccl|torch/distributed|torch/_C|cuda|triton)")
 _LOCK = re.compile(r"<(?:[\w. ]*)(?:lock|Lock|Semaphore|Condition)[^>]* at (0x[0-9a-f]+)")
@@ -84,7 +86,10 @@ class Course:
     @property
     def in_a_loop(self) -> bool:
         """Further out it runs an event loop."""
-        return all(any(bare(f) in LOOPS for f in s.frames[1:]) for s in self.stacks)
+        return all(
+            any(bare(f) in LOOPS or f.file.endswith(RUNNERS) for f in s.frames[1:])
+            for s in self.stacks
+        )
 
     @property
     def locking(self) -> bool:

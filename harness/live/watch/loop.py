@@ -7,9 +7,10 @@ import io
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.units import duration
@@ -18,6 +19,9 @@ from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.watch.checker import Checker
 from mmrepro.live.watch.health import CheckOutcome, Health
 from mmrepro.live.watch.options import WatchCommand
+
+if TYPE_CHECKING:
+    from mmrepro.live.fleet.session import Looked
 
 SUREST = list(Certainty)
 CONFIRM_PAUSE_S = 0.01
@@ -214,3 +218,47 @@ def diagnosed(asked: WatchCommand, write: Callable[[Path], object], deadline_s: 
         sentence = f"{known[0]}: {sentence}"
     where = f"; incident: {found.folder}" if found.folder else ""
     return Diagnosed(sentence + where, found.folder, tuple(found.diagnosis.classes))
+
+
+@dataclass
+class Together:
+    """One look at several servers, for each of their watches that asks: who is unlike the others,
+    and which side of a transfer stands, no server shows by itself."""
+
+    asked: WatchCommand
+    write: Callable[[Path], object]
+    deadline_s: float
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _last: tuple[float, Looked] | None = None
+
+    def diagnosed(self, url: str, _: float = 0.0) -> Diagnosed:
+        """Of one of them. A look that began after the question is taken by all who wait for one."""
+        asked_at = time.monotonic()
+        with self._lock:
+            if self._last is None or self._last[0] < asked_at:
+                self._last = time.monotonic(), self._look()
+            looked = self._last[1]
+        own = next((m for m in looked.fleet.members if m.url == url), None)
+        found = own.diagnosis if own is not None else None
+        where = f"; report: {looked.folder}" if looked.folder else ""
+        classes = tuple(found.classes) if found is not None else ()
+        return Diagnosed(looked.fleet.sentence + where, looked.folder, classes)
+
+    def _look(self) -> Looked:
+        from mmrepro.live.diagnose.options import DiagnoseCommand
+        from mmrepro.live.fleet.session import look
+
+        asked = self.asked
+        folder = None if asked.out is None else asked.out / time.strftime("watch-%Y%m%d-%H%M%S")
+        looked = look(
+            DiagnoseCommand(
+                url=asked.url, more=asked.more, prometheus=asked.prometheus, model=asked.model,
+                headers=asked.headers, out=folder, deadline_s=self.deadline_s,
+            )
+        )  # fmt: skip
+        for one in looked.diagnosed if looked.folder is not None else ():
+            if one.folder is not None:
+                self.write(one.folder)
+        if looked.folder is not None:
+            self.write(looked.folder)
+        return looked

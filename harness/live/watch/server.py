@@ -8,9 +8,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 from mmrepro.base.errors import UsageError
 from mmrepro.failure.documents.diagnosis import Certainty, LiveClass
@@ -38,18 +39,24 @@ def parse_address(text: str) -> tuple[str, int]:
 class WatchServer:
     """Serves the state of ``watch`` until ``close``; ``address`` is what it is bound to.
 
+    Args:
+        watch: of one server, or those of several by name. Of several ``/live`` and ``/ready`` are
+            200 where all are; ``/ready?server=NAME`` is of one. Each metric has the label
+            ``server`` then.
+
     Raises:
         UsageError: the address cannot be bound.
     """
 
-    def __init__(self, watch: Watch, address: tuple[str, int]) -> None:
+    def __init__(self, watch: Watch | Mapping[str, Watch], address: tuple[str, int]) -> None:
+        watches = {"": watch} if isinstance(watch, Watch) else watch
         registry = CollectorRegistry()
-        registry.register(_Metrics(watch))
+        registry.register(_Metrics(watches))
 
         class Handler(_Handler):
             pass
 
-        Handler.watch, Handler.registry = watch, registry
+        Handler.watches, Handler.registry = watches, registry
         try:
             self._server = _Server(address, Handler)
         except OSError as error:
@@ -130,18 +137,43 @@ def state(watch: Watch) -> dict[str, Any]:
         }
 
 
+def states(watches: Mapping[str, Watch]) -> dict[str, Any]:
+    """As :func:`state`, of one; of several all of them by name."""
+    if list(watches) == [""]:
+        return state(watches[""])
+    servers = {name: state(one) for name, one in watches.items()}
+    return {
+        "live": all(one["live"] for one in servers.values()),
+        "ready": all(one["ready"] for one in servers.values()),
+        "odd": odd(servers),
+        "servers": servers,
+    }
+
+
+def odd(servers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Those that are neither ready nor starting, while another one is ready."""
+    unready = [n for n, one in servers.items() if not one["ready"] and not one["starting"]]
+    return unready if any(one["ready"] for one in servers.values()) else []
+
+
 class _Handler(BaseHTTPRequestHandler):
-    watch: Watch
+    watches: Mapping[str, Watch]
     registry: CollectorRegistry
     server_version = "mmrepro-watch"
     timeout = EXCHANGE_S
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
+        chosen = self.watches
+        if asked := parse_qs(query).get("server"):
+            if asked[0] not in self.watches:
+                self._send(404, b'{"error": "no such server"}\n')
+                return
+            chosen = {"": self.watches[asked[0]]}
         if path == "/metrics":
             self._send(200, generate_latest(self.registry), PLAIN)
         elif path in ("/live", "/ready", "/"):
-            found = state(self.watch)
+            found = states(chosen)
             fine = found[path[1:]] if path != "/" else True
             self._send(200 if fine else 503, json.dumps(found, indent=1).encode() + b"\n")
         else:
@@ -162,48 +194,53 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Metrics(Collector):
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, watches: Mapping[str, Watch]) -> None:
+        self.watches = watches
 
     def collect(self) -> Iterator[Metric]:
-        found = state(self.watch)
-        last = found["last_check"]
-        gauges = {
-            "live": ("1 while the server answers small inferences", found["live"]),
-            "ready": ("1 while it takes traffic", found["ready"]),
-            "starting": ("1 until its first answer", found["starting"]),
-            "failed_checks_in_a_row": ("checks failed in a row", found["failed_in_a_row"]),
-            "incidents": ("diagnoses made", found["incidents"]),
-            "last_check_seconds": ("duration of the last check", last and last["seconds"]),
-            "seconds_since_success": (
-                "age of the last answered check",
-                found["seconds_since_success"],
-            ),
-        }
-        for name, (text, value) in gauges.items():
-            if value is not None:
-                yield GaugeMetricFamily(f"mmrepro_watch_{name}", text, value=float(value))
-        states = GaugeMetricFamily(
-            "mmrepro_watch_state", "1 for the state it is in, 0 for the others", labels=["state"]
-        )
-        for one in STATES:
-            states.add_metric([one], float(found["state"] == one))
-        yield states
-        checks = CounterMetricFamily("mmrepro_watch_checks", "checks made", labels=["verdict"])
-        for verdict in CheckOutcome:
-            checks.add_metric([verdict.value], found["checks"][verdict.value])
-        yield checks
-        classes = GaugeMetricFamily(
-            "mmrepro_watch_class",
-            "class of failure: 0 not named, 1 possible, 2 likely, 3 certain",
-            labels=["class"],
-        )
-        for name in LiveClass:
-            classes.add_metric([name.value], CERTAINTIES.get(found["classes"].get(name.value), 0))
-        yield classes
-        ranks = GaugeMetricFamily(
-            "mmrepro_watch_rank", "1: what a rank is at while it is silent", labels=["rank", "is"]
-        )
-        for role, stand in found["ranks"].items():
-            ranks.add_metric([role, stand], 1.0)
-        yield ranks
+        servers = {name: state(one) for name, one in self.watches.items()}
+        several = list(servers) != [""]
+        own = ["server"] if several else []
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+
+        def add(name: str, text: str, value: float, server: str, **labels: str) -> None:
+            made = CounterMetricFamily if name == "checks" else GaugeMetricFamily
+            family = families.setdefault(
+                name, made(f"mmrepro_watch_{name}", text, labels=[*own, *labels])
+            )
+            family.add_metric([server] * several + [*labels.values()], float(value))
+
+        for server, found in servers.items():
+            for name, text, value in _gauges(found):
+                if value is not None:
+                    add(name, text, value, server)
+            for one in STATES:
+                text = "1 for the state it is in, 0 for the others"
+                add("state", text, found["state"] == one, server, state=one)
+            for verdict in CheckOutcome:
+                count = found["checks"][verdict.value]
+                add("checks", "checks made", count, server, verdict=verdict.value)
+            for kind in LiveClass:
+                text = "class of failure: 0 not named, 1 possible, 2 likely, 3 certain"
+                sure = CERTAINTIES.get(found["classes"].get(kind.value), 0)
+                add("class", text, sure, server, **{"class": kind.value})
+            for role, stand in found["ranks"].items():
+                text = "1: what a rank is at while it is silent"
+                add("rank", text, 1, server, rank=role, **{"is": stand})
+        unlike = odd(servers)
+        for server in servers if several else ():
+            text = "1: it is not ready while another server is"
+            add("odd", text, server in unlike, server)
+        yield from families.values()
+
+
+def _gauges(found: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
+    last = found["last_check"]
+    yield "live", "1 while the server answers small inferences", found["live"]
+    yield "ready", "1 while it takes traffic", found["ready"]
+    yield "starting", "1 until its first answer", found["starting"]
+    yield "failed_checks_in_a_row", "checks failed in a row", found["failed_in_a_row"]
+    yield "incidents", "diagnoses made", found["incidents"]
+    yield "last_check_seconds", "duration of the last check", last and last["seconds"]
+    age = "age of the last answered check"
+    yield "seconds_since_success", age, found["seconds_since_success"]

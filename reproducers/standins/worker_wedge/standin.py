@@ -1,8 +1,9 @@
 """Stand-in: one worker of several stops for good in the step of a marked request.
 
 ``MMREPRO_WEDGE``: ``python`` (sleeps in Python), ``c`` (sleeps in C with the GIL), ``stopped``
-(SIGSTOP) or ``killed`` (SIGKILL). ``MMREPRO_WEDGE_RANK``: the worker's rank. The request is marked
-by its ``seed``. No line of the engine is changed: ``Worker.execute_model`` is wrapped.
+(SIGSTOP), ``killed`` (SIGKILL) or ``raises``. ``MMREPRO_WEDGE_RANK``: the worker's rank. The
+request is marked by its ``seed``. No line of the engine is changed: ``Worker.execute_model`` is
+wrapped.
 """
 
 import ctypes
@@ -40,6 +41,8 @@ def wedge() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif KIND == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif KIND == "raises":
+        raise RuntimeError("the stand-in worker_wedge raises")
 
 
 def is_marked(scheduled: Any) -> bool:

@@ -320,3 +320,25 @@ def test_titles_of_kernel_names_serve_where_there_is_no_command(table: Table) ->
 def test_words_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "read", lambda pid, name, limit: b"a\0b c\0\0\0\xff\0\0")
     assert processes.arguments(5) == ["a", "b c", "\ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("commands", "found"),
+    [
+        ({5: f"{VLLM} --port 8000"}, 5),
+        ({5: f"{VLLM} --port 8000", 7: f"{VLLM} --port 8001"}, 5),
+        ({5: "proxy --port 8000"}, None),
+        ({5: VLLM}, None),
+        ({5: f"{VLLM} bench serve --port 8000"}, None),
+        ({}, None),
+    ],
+)
+def test_an_engine_that_is_to_listen_there_is_on_its_way(
+    commands: dict[int, str], found: int | None, table: Table
+) -> None:
+    """A real server of two ranks that was starting was called dead."""
+    table.processes = {pid: (1, command) for pid, command in commands.items()}
+    target = discover.find("http://127.0.0.1:8000")
+    assert (target.facts.root_pid, target.facts.listening) == (found, False)
+    if found:
+        assert "where nothing listens" in target.facts.found_by

@@ -293,6 +293,17 @@ def test_without_stacks_and_counters_nothing_is_known_but_of_a_silent_front() ->
 # ---------------------------------------------------------------- the front
 
 
+def test_a_front_that_sleeps_on_top_of_uvloop() -> None:
+    """uvloop's loop has no Python frame: py-spy showed these of a real one that was wedged so."""
+    loop = frames("Runner.run asyncio/runners.py:118", "run uvloop/__init__.py:92")
+    wedged = thread([*frames("_wedge hooks.py:7"), *loop], active=False)
+    told = frozen.front(view(five(wedged, pid=FRONT)), [])
+    assert told.sentence.endswith("answers none of them, in _wedge (hooks.py:7).")
+    assert told.frames[0].function == "_wedge"
+    idle = frozen.front(view(five(thread(loop, active=False), pid=FRONT)), [])
+    assert idle.frames == [], "a loop that waits stands nowhere"
+
+
 def test_a_front_that_answers_nothing() -> None:
     stuck = frozen.front(view(five(thread(STEP), pid=FRONT)), ["seen"])
     assert (stuck.state, stuck.process) == (ServerState.FRONT_FROZEN, "APIServer")

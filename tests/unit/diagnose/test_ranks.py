@@ -279,6 +279,17 @@ def test_a_rank_that_is_gone() -> None:
     assert (ended.state, ended.process) == (ServerState.RANK_LOST, "Worker_TP1")
 
 
+@pytest.mark.parametrize("role", ["Worker_TP", "Worker"])
+def test_a_rank_that_has_ended_keeps_half_of_its_title(role: str) -> None:
+    """As the kernel lists an ended process: 15 characters of ``VLLM::Worker_TP1``."""
+    where = tp(2)
+    where.processes[-1] = where.processes[-1].model_copy(update={"role": role, "state": "Z"})
+    told = assess(where, at(CORE, ASKED), at(FIRST, REDUCE))
+    assert (told.state, told.process) == (ServerState.RANK_LOST, "Worker_TP1")
+    ranks_ = look(where, at(CORE, ASKED), at(FIRST, REDUCE)).ranks
+    assert [(r.role, r.pid) for r in ranks_ if r.stand is Stand.GONE] == [("Worker_TP1", FIRST + 1)]
+
+
 def test_titles_of_other_groups_are_not_counted() -> None:
     where = tp(2)
     for process in where.processes:
@@ -323,6 +334,66 @@ def test_replicas_are_judged_each_with_its_own_workers() -> None:
     )  # fmt: skip
     assert (told.state, told.process) == (ServerState.WORKER_STUCK, "Worker_DP1_TP1")
     assert "EngineCore_DP1 waits" in told.sentence
+
+
+def two_replicas() -> TargetFacts:
+    """As vLLM 0.32.0 runs on a CPU: each core has a worker beside it."""
+    where = facts("Worker_DP0", "Worker_DP1", command=["vllm", "--data-parallel-size", "2"])
+    core = TargetProcess(pid=1999, ppid=FRONT, role="EngineCore_DP1", name="x", state="S")
+    where.processes[1].role = "EngineCore_DP0"
+    where.processes[-1].ppid = core.pid
+    where.processes.append(core)
+    return where
+
+
+def test_a_core_of_several_that_stands_in_its_own_code() -> None:
+    """A real one was taken for a core that gets no requests: the first one has nothing to do."""
+    idle = frames("Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15")
+    own = [*frames("_wedge hooks.py:7"), *idle]
+    workers = at(FIRST, IDLE), at(FIRST + 1, IDLE)
+    where = two_replicas()
+    told = assess(where, at(CORE, idle), at(1999, own), *workers)
+    assert (told.state, told.process) == (ServerState.WORKER_STUCK, "EngineCore_DP1")
+    assert told.frames[0].name == "_wedge"
+    assert "EngineCore_DP0 waits for work" in told.sentence
+    assert look(where, at(CORE, idle), at(1999, own), *workers).odd == ["EngineCore_DP1"]
+    stance = frozen.stance(view(where, at(CORE, idle), at(1999, own), *workers))
+    assert stance[0] is frozen.Stance.STANDS
+    both = assess(where, at(CORE, own), at(1999, own), *workers)
+    assert "every other core stands as well" in both.sentence
+    none = assess(where, at(CORE, idle), at(1999, idle), *workers)
+    assert none.state is ServerState.NOT_RECEIVING
+    asleep = calls(1999, "futex"), uses(p1999=0.0)
+    data = [GREEN, answer(), *still(), at(CORE, idle), at(1999, own), *workers, *asleep]
+    answered = general.assess(evidence(*data), where)
+    assert (answered.state, answered.process) == (ServerState.WORKER_STUCK, "EngineCore_DP1")
+    moves = [GREEN, SILENCE, *moving(), at(CORE, idle), at(1999, own), *workers, *asleep]
+    works = general.assess(evidence(*moves), where)
+    assert (works.state, works.process) == (ServerState.WORKER_STUCK, "EngineCore_DP1")
+
+
+def test_a_coordinator_that_stands_while_the_replicas_answer() -> None:
+    where = two_replicas()
+    where.processes.append(
+        TargetProcess(pid=1998, ppid=FRONT, role="DPCoordinator", name="x", state="S")
+    )
+    polls = frames("poll zmq/sugar/poll.py:106", "process_input_socket vllm/v1/engine/x.py:7")
+    idle = frames("Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15")
+
+    def told(stack: list[Frame], call: str = "clock_nanosleep") -> Assessment:
+        data = [at(CORE, idle), at(1999, idle), at(1998, stack), calls(1998, call)]
+        return general.assess(evidence(GREEN, answer(), *still(), *data, uses(p1998=0.0)), where)
+
+    stuck = told([*frames("_wedge hooks.py:7"), *polls[1:]])
+    assert (stuck.state, stuck.process) == (ServerState.WORKER_STUCK, "DPCoordinator")
+    assert told(polls, "poll").state is ServerState.HEALTHY
+    assert told([*frames("_wedge hooks.py:7"), *polls[1:]], "read").state is ServerState.HEALTHY
+
+
+def test_one_core_that_stands_is_no_rank() -> None:
+    own = [*frames("_wedge hooks.py:7"), *ASKED[1:]]
+    told = assess(tp(2), at(CORE, own), at(FIRST, IDLE), at(FIRST + 1, IDLE))
+    assert (told.state, told.process) != (ServerState.WORKER_STUCK, "EngineCore")
 
 
 # ------------------------------------------------------------------ when it is sure
@@ -410,7 +481,7 @@ def test_a_replica_that_is_stuck_while_another_answers() -> None:
     asleep = [calls(2, "futex"), uses(p1=0.0, p2=0.0)]
     told = dp(at(1, QUEUE), at(2, own), *asleep)
     assert (told.state, told.process) == (ServerState.WORKER_STUCK, "EngineCore_DP1")
-    assert "another replica answers" in told.sentence
+    assert "another replica works" in told.sentence
     assert dp(at(1, QUEUE), at(2, QUEUE), *asleep).state is ServerState.HEALTHY
     assert dp(at(1, QUEUE), at(2, own)).state is ServerState.HEALTHY
     busy = [calls(2, "futex"), uses(p1=0.0, p2=80.0)]

@@ -1,0 +1,503 @@
+"""Ways to hang or to lose one process of a real server of several: is each diagnosed rightly?
+
+Usage:  uv run python benchmarks/ranks.py                      # all servers, half an hour
+        uv run python benchmarks/ranks.py tp2 pp2              # these
+        uv run python benchmarks/ranks.py --list
+        uv run python benchmarks/ranks.py --table FILE         # rows in Markdown besides
+
+A server is started once for all faults that end again (a wedge of ``record_ranks.WEDGE``, a stop),
+and once for each that does not (a kill, an exit, an exception). Between two of them it answers.
+A row has what was done, the state, the
+process and the frame that ``mmrepro diagnose`` names, and whether each is right. A state that says
+"cannot tell" is no false one. Exit code: 1 where one row is false, or less than 23 of 24 are
+right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests/evidence"))
+
+import record_ranks as ranks  # noqa: E402
+from mmrepro.engines.base import SERVED_MODEL  # noqa: E402
+from mmrepro.failure.documents.diagnosis import (  # noqa: E402
+    COULD_NOT_TELL,
+    Diagnosis,
+    LiveClass,
+    ServerState,
+)
+from mmrepro.failure.documents.fleet import Fleet, FleetState  # noqa: E402
+from mmrepro.live.diagnose.options import DiagnoseCommand  # noqa: E402
+from mmrepro.live.diagnose.session import diagnose  # noqa: E402
+from mmrepro.live.fleet.session import look as fleet  # noqa: E402
+from record import packed  # noqa: E402
+from record_ranks import Case, Server, served  # noqa: E402
+
+S = ServerState
+WEDGES = ("python", "spin", "c", "c-without-gil", "lock", "read")
+STUCK = frozenset({S.FROZEN_PYTHON, S.FROZEN_NATIVE, S.BLOCKED_ON_LOCK, S.WORKER_STUCK})
+ENDED = frozenset({S.RANK_LOST, S.PART_DEAD, S.DEAD})
+GREEN = frozenset({S.HEALTHY, S.NOT_READY})
+RIGHT = 23 / 24
+READY_S = 600.0
+LOAD = 2
+RECORD: list[bool] = []
+"""Not empty: what several servers show is packed into ``tests/evidence/ranks``."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``role``: of the process; ``front``: it serves HTTP. ``busy``: while requests run."""
+
+    deed: str
+    role: str
+    busy: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether the server goes on after it."""
+        return self.deed in WEDGES or self.deed == "stop"
+
+    @property
+    def name(self) -> str:
+        return f"{self.deed} {self.role}{', stepping' if self.busy else ', idle'}"
+
+    @property
+    def states(self) -> frozenset[ServerState]:
+        """Those that are right."""
+        if self.deed == "stop":
+            return frozenset({S.STOPPED})
+        if self.deed in WEDGES:
+            return frozenset({S.FRONT_FROZEN}) if self.role == "front" else STUCK
+        # A rank that raises alone leaves the others in a collective operation.
+        return ENDED | {S.RANK_DIVERGED} if self.deed == "raise" else ENDED
+
+
+def _grid(deeds: Sequence[str], roles: Sequence[str], *, busy: bool = False) -> list[Fault]:
+    return [Fault(deed, role, busy) for role in roles for deed in deeds]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to serve, and what is done to it."""
+
+    case: Case
+    faults: tuple[Fault, ...]
+
+
+PP = ranks.PP
+DP = ("--data-parallel-size", "2")
+TP = ("--tensor-parallel-size", "2")
+_TWO = ("Worker_TP0", "Worker_TP1")
+SERVERS = {
+    "tp2": Way(
+        Case("tp2"),
+        (
+            *_grid((*WEDGES, "stop"), _TWO),
+            *_grid(("python", "c", "lock", "stop"), _TWO, busy=True),
+            *_grid(("python", "c", "lock", "stop"), ("EngineCore",)),
+            *_grid(("python", "stop"), ("EngineCore",), busy=True),
+            *_grid(("python", "c", "stop"), ("front",)),
+            *_grid(("kill",), (*_TWO, "EngineCore", "front")),
+            *_grid(("exit", "raise"), ("Worker_TP1",)),
+            *_grid(("kill", "raise"), ("Worker_TP0", "Worker_TP1"), busy=True),
+        ),
+    ),
+    "pp2": Way(
+        Case("pp2", options=PP, model="text"),
+        (
+            *_grid(("python", "c", "stop"), ("Worker_PP0", "Worker_PP1")),
+            *_grid(("python", "stop"), ("Worker_PP0", "Worker_PP1"), busy=True),
+            *_grid(("kill",), ("Worker_PP1",)),
+            *_grid(("raise",), ("Worker_PP0",), busy=True),
+        ),
+    ),
+    "dp2": Way(
+        Case("dp2", options=DP, model="text"),
+        (
+            *_grid(("python", "c", "stop"), ("EngineCore_DP0", "EngineCore_DP1")),
+            *_grid(("python", "stop"), ("EngineCore_DP1",), busy=True),
+            *_grid(("python", "stop"), ("DPCoordinator",)),
+            *_grid(("kill",), ("EngineCore_DP1", "DPCoordinator")),
+            *_grid(("kill",), ("EngineCore_DP0",), busy=True),
+        ),
+    ),
+    "pp2-0.23": Way(
+        Case("pp2-0.23", release="0.23.0", options=PP, model="text"),
+        (*_grid(("python",), ("Worker_PP0", "Worker_PP1")),),
+    ),
+    "sglang-tp2": Way(
+        Case("sglang-tp2", engine="sglang", release="0.5.23", options=("--tp-size", "2")),
+        (
+            *_grid(("python", "c", "stop"), ("scheduler_TP0", "scheduler_TP1")),
+            *_grid(("python",), ("scheduler_TP1", "detokenizer"), busy=True),
+            *_grid(("kill",), ("scheduler_TP1",)),
+        ),
+    ),
+    "tp2-0.23": Way(
+        Case("tp2-0.23", release="0.23.0", options=TP),
+        (
+            *_grid(("python", "c", "stop"), _TWO),
+            *_grid(("python",), _TWO, busy=True),
+            *_grid(("kill",), ("Worker_TP1",)),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    server: str
+    fault: str
+    state: str
+    process: str
+    frame: str
+    seconds: float
+    state_right: bool
+    rank_right: bool
+    frame_right: bool | None
+    told: bool
+    sentence: str = ""
+
+    @property
+    def right(self) -> bool:
+        return self.state_right and self.rank_right and self.frame_right is not False
+
+    @property
+    def verdict(self) -> str:
+        if self.right:
+            return "right"
+        return "cannot tell" if not self.told else "FALSE"
+
+
+def judged(server: str, fault: Fault, found: Diagnosis) -> Row:
+    """What was named against what was done. A process that has ended may be named by its log."""
+    assessment = found.assessment
+    cause = found.cause
+    gone = "nothing listens on port"  # the front is what listens
+    front = next((p.role for p in found.target.processes), gone)
+    role = front if fault.role == "front" else fault.role
+    named = [assessment.process]
+    if fault.states >= ENDED:
+        named += [assessment.sentence, *assessment.why]
+        named += [cause.process, cause.sentence, *cause.why] if cause else []
+    frames = [f.function for f in assessment.frames]
+    wedged = fault.deed in WEDGES
+    return Row(
+        server,
+        fault.name,
+        found.state.value,
+        assessment.process or (cause.process if cause else "") or "-",
+        frames[0] if frames else "-",
+        found.effect.seconds,
+        found.state in fault.states,
+        any(name in text for text in named for name in (role, logged(role)) if name),
+        ("_wedge" in frames) if wedged else None,
+        found.state not in COULD_NOT_TELL,
+        "\n".join([assessment.sentence, *assessment.why]),
+    )
+
+
+def logged(role: str) -> str:
+    """``VllmWorker-1``: how vLLM's executor calls a worker of one group in its log
+    (v1/executor/multiproc_executor.py)."""
+    return f"VllmWorker-{role[-1]}" if role.startswith("Worker_") else ""
+
+
+def look(server: Server, **more: object) -> Diagnosis:
+    with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
+        logs = (server.folder / "server.log",)
+        asked = DiagnoseCommand(url=server.url, out=Path(scratch) / "d", logs=logs)
+        return diagnose(replace(asked, **more)).diagnosis  # type: ignore[arg-type]
+
+
+def done(server: Server, fault: Fault) -> int:
+    pid = server.hurt(fault.deed, fault.role)
+    time.sleep(1.0 if fault.ends else 4.0)
+    if fault.deed == "raise":  # an exception in a callback of C code is printed, and ignored
+        log = (server.folder / "server.log").read_text(errors="replace")
+        _, ignored, after = log.rpartition("Exception ignored")
+        if "raised on purpose" not in log or (ignored and "raised on purpose" in after[:4000]):
+            return done(server, fault)
+    return pid
+
+
+def undone(server: Server, fault: Fault, pid: int) -> None:
+    server.heal(fault.deed, pid)
+    end = time.monotonic() + READY_S
+    while True:
+        try:
+            server.ask(timeout_s=10)
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+
+
+def rows(name: str, one: Way) -> Iterator[Row]:
+    again = sorted((f for f in one.faults if f.ends), key=lambda f: f.busy)
+    if again:
+        with served(one.case) as server:
+            server.ask()
+            server.ask()
+            for fault in again:
+                if fault.busy and not server.clients:
+                    server.load(LOAD)
+                pid = done(server, fault)
+                yield judged(name, fault, look(server))
+                undone(server, fault, pid)
+    for fault in [f for f in one.faults if not f.ends]:
+        with served(one.case) as server:
+            server.ask()
+            server.ask()
+            if fault.busy:
+                server.load(LOAD)
+            done(server, fault)
+            yield judged(name, fault, look(server))
+
+
+# ------------------------------------------------------------------ healthy ones
+
+
+def healthy(name: str, one: Way) -> Iterator[tuple[str, ServerState]]:
+    """Looks at a server that has nothing: while it starts, idle, and under load."""
+    with ranks.started(one.case) as server:
+        while not ranks.answers(server):
+            yield f"{name} starting", look(server, deadline_s=5.0).state
+        for _ in range(8):
+            yield f"{name} idle", look(server).state
+        server.load(LOAD)
+        for _ in range(8):
+            yield f"{name} under load", look(server).state
+
+
+# ------------------------------------------------------------------ several servers
+
+
+def transfer(kind: str, role: str) -> Case:
+    """Half of a pair whose KV connector is ``_pd_connector.py``."""
+    config = {
+        "kv_connector": "Planted",
+        "kv_connector_module_path": "_pd_connector",
+        "kv_role": role,
+        "kv_connector_extra_config": {"kind": kind},
+    }
+    options = ("--kv-transfer-config", json.dumps(config))
+    return Case(f"{role}-{kind}", options=options, model="text", paths=(str(HERE),))
+
+
+def remote(server: Server, prompt: str, timeout_s: float) -> None:
+    """A request as a router sends it to a decode server: its prompt was computed elsewhere."""
+    body = {
+        "model": SERVED_MODEL, "prompt": prompt, "max_tokens": 4,
+        "kv_transfer_params": {"do_remote_prefill": True},
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )  # fmt: skip
+    with suppress(OSError), urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        answer.read()
+
+
+def together(first: Server, second: Server, name: str = "") -> Fleet:
+    """The look at both; ``name``: of the recordings, ``pd-NAME-1`` and ``pd-NAME-2``."""
+    with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
+        asked = DiagnoseCommand(url=first.url, more=(second.url,), out=Path(scratch) / "f")
+        looked = fleet(asked)
+        for n, one in enumerate(looked.diagnosed if name and RECORD else (), 1):
+            packed(ranks.trimmed(one.incident), target=ranks.RANKS / f"pd-{name}-{n}.zip")
+        return looked.fleet
+
+
+def unasked(decode: Server) -> tuple[str, bool, str]:
+    """The decode server alone, without a request of ours, which it would answer."""
+    with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
+        logs = (decode.folder / "server.log",)
+        asked = DiagnoseCommand(url=decode.url, out=Path(scratch) / "d", logs=logs, request=False)
+        found = diagnose(asked)
+        if RECORD:
+            packed(ranks.trimmed(found.incident), target=ranks.RANKS / "pd-decode-unasked.zip")
+    named = [one.name for one in found.diagnosis.classes]
+    right = LiveClass.TRANSFER_STUCK in named
+    return "the decode server alone, unasked", right, f"{found.diagnosis.state}: {named}"
+
+
+def pairs() -> Iterator[tuple[str, bool, str]]:
+    """What was done to one of two real servers, whether it was named, and what was said."""
+
+    def row(what: str, found: Fleet, state: FleetState, named: str) -> tuple[str, bool, str]:
+        right = found.state is state and named.removeprefix("http://") in found.sentence
+        return what, right, f"{found.state.value}: {found.sentence}"
+
+    with (
+        served(transfer("never", "kv_producer")) as prefill,
+        served(transfer("never", "kv_consumer")) as decode,
+    ):
+        for one in (prefill, decode):
+            one.ask()
+        yield row("a pair, nothing done", together(prefill, decode), FleetState.ALL_WELL, "")
+        asked = threading.Thread(target=remote, args=(decode, "a b c " * 40, 300), daemon=True)
+        asked.start()
+        time.sleep(1.0)
+        stands = FleetState.TRANSFER_STANDS
+        found = together(prefill, decode, "never")
+        yield row("its KV cache never arrives", found, stands, decode.url)
+        yield unasked(decode)
+        pid = done(prefill, fault := Fault("python", "EngineCore"))
+        found = together(prefill, decode, "wedged")
+        fault_at = f"{prefill.url} is at fault"
+        yield row("and its prefill server is wedged", found, stands, fault_at)
+        undone(prefill, fault, pid)
+    with (
+        served(transfer("local", "kv_consumer")) as local,
+        served(transfer("arrives", "kv_consumer")) as decode,
+    ):
+        for n in range(12):
+            remote(local, f"{n} b c " * 40, 60)
+            remote(decode, f"{n} b c " * 40, 60)
+        found = together(local, decode, "local")
+        yield row("one prefills locally", found, FleetState.PREFILLS_LOCALLY, local.url)
+        done(decode, Fault("python", "EngineCore"))
+        found = together(local, decode)
+        yield row("the other one is wedged", found, FleetState.ODD_ONE_OUT, decode.url)
+
+
+# ------------------------------------------------------------------ watched
+
+
+def watched(server: Server, *words: str) -> list[dict[str, Any]]:
+    """Events of a ``mmrepro watch``, with the second since its start."""
+    command = [
+        sys.executable, "-m", "mmrepro", "watch", server.url, "--json", "--no-diagnose", *words,
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
+        ran = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=scratch)
+        try:
+            return [json.loads(line) for line in ran.stdout or () if line.startswith("{")]
+        finally:
+            ran.terminate()
+            ran.wait(timeout=30)
+
+
+def watches() -> Iterator[tuple[str, bool, str]]:
+    """50 watches of healthy servers, ten of them of tensor parallel 2; then one of a wedge."""
+    for name, case, count in (("one process", Case("one", options=(), model="text"), 40),
+                              ("tp2", SERVERS["tp2"].case, 10)):  # fmt: skip
+        with served(case) as server:
+            server.ask()
+            for n in range(count):
+                if n == count // 2:
+                    server.load(LOAD)
+                events = watched(server, "--once", "--interval", "2")
+                dead = [e for e in events if e["event"] == "dead" or e["state"] == "not-live"]
+                busy = "under load" if n >= count // 2 else "idle"
+                yield f"{name}, {busy}", not dead, events[-1]["text"] if events else "no check"
+            if name == "tp2":
+                done(server, Fault("python", "Worker_TP1", busy=True))
+                events = watched(server, "--interval", "4")
+                began = datetime.fromisoformat(events[0]["time"])
+                unready = next(e for e in events if e["state"] != "ready")
+                seconds = (datetime.fromisoformat(unready["time"]) - began).total_seconds()
+                last = events[-1]
+                yield (
+                    "tp2, wedged",
+                    last["state"] == "not-live",
+                    (f"first check: {unready['state']}, {seconds:.1f} s; last: {last['text']}"),
+                )
+
+
+def _told(some: Iterator[tuple[str, bool, str]]) -> int:
+    found = []
+    for what, right, text in some:
+        found.append(right)
+        print(f"{what:<36} {'right' if right else 'FALSE':<6} {text}", flush=True)
+    print(f"{sum(found)} of {len(found)} right")
+    return 0 if all(found) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="SERVER", help="all of them")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--only", metavar="REGEX", default="", help="faults whose name has it")
+    parser.add_argument("--healthy", action="store_true", help="only looks at healthy servers")
+    parser.add_argument("--pairs", action="store_true", help="only several servers in one look")
+    parser.add_argument("--watch", action="store_true", help="only watches: 50 of healthy servers")
+    parser.add_argument("--record", action="store_true", help="with --pairs: keep the evidence")
+    parser.add_argument("--table", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    names = given.names or list(SERVERS)
+    chosen = {
+        name: replace(
+            SERVERS[name],
+            faults=tuple(f for f in SERVERS[name].faults if re.search(given.only, f.name)),
+        )
+        for name in names
+    }
+    if given.list:
+        print(*(f"{name}: {f.name}" for name, one in chosen.items() for f in one.faults), sep="\n")
+        return 0
+    if given.healthy:
+        return _healthy(chosen)
+    RECORD.extend([True] * given.record)
+    if given.pairs or given.watch:
+        return _told(pairs() if given.pairs else watches())
+    found: list[Row] = []
+    for name, one in chosen.items():
+        for row in rows(name, one):
+            found.append(row)
+            print(
+                f"{row.server:<9} {row.fault:<36} {row.state:<22} {row.process:<16} "
+                f"{row.frame:<24} {row.seconds:5.1f} s  {row.verdict}",
+                flush=True,
+            )
+            if not row.right:
+                print(row.sentence, file=sys.stderr, flush=True)
+            if given.table is not None:
+                given.table.write_text(table(found))
+    right = sum(row.right for row in found)
+    false = [row for row in found if row.verdict == "FALSE"]
+    print(f"{right} of {len(found)} right, {len(false)} false")
+    return 0 if not false and right >= RIGHT * len(found) else 1
+
+
+def _healthy(chosen: dict[str, Way]) -> int:
+    states: list[tuple[str, ServerState]] = []
+    for name, one in chosen.items():
+        for what, state in healthy(name, one):
+            states.append((what, state))
+            print(f"{what:<24} {state.value}", flush=True)
+    good = sum(state in GREEN for _, state in states)
+    print(f"{good} of {len(states)} healthy or not ready")
+    return 0 if good == len(states) else 1
+
+
+def table(found: Sequence[Row]) -> str:
+    heads = "| server | what was done | state | process | frame | seconds | |\n|" + 7 * "---|"
+    lines = [
+        f"| {r.server} | {r.fault} | `{r.state}` | {r.process} | `{r.frame}` | {r.seconds:.1f} "
+        f"| {r.verdict} |"
+        for r in found
+    ]
+    return "\n".join([heads, *lines]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

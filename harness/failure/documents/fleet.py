@@ -1,0 +1,130 @@
+"""Several servers as data: what ``mmrepro diagnose URL URL… --json`` prints and keeps."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from mmrepro.base.records import Document, Moment, Record
+from mmrepro.failure.documents.diagnosis import COULD_NOT_TELL, Certainty, Diagnosis
+from pydantic import Field
+
+FLEET_FILE = "fleet.json"
+
+
+class Part(StrEnum):
+    """What a server is for."""
+
+    REPLICA = "replica"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class FleetState(StrEnum):
+    ALL_WELL = "all-well"
+    ODD_ONE_OUT = "odd-one-out"
+    ALL_UNWELL = "all-unwell"
+    TRANSFER_STANDS = "transfer-stands"
+    PREFILLS_LOCALLY = "prefills-locally"
+    UNKNOWN = "unknown"
+
+
+FLEET_WORDS: dict[FleetState, str] = {
+    FleetState.ALL_WELL: "all well",
+    FleetState.ODD_ONE_OUT: "odd one out: one server is unlike the others",
+    FleetState.ALL_UNWELL: "all unwell: no server of this kind works",
+    FleetState.TRANSFER_STANDS: "transfer stands: no KV cache goes from prefill to decode",
+    FleetState.PREFILLS_LOCALLY: "prefills locally: a decode server computes its prompts itself",
+    FleetState.UNKNOWN: "could not be told",
+}
+
+
+class Scraped(Record):
+    """What a Prometheus server says of a target."""
+
+    job: str = ""
+    instance: str = ""
+    health: Annotated[str, Field(description="up, down, unknown; empty: it lists no targets")] = ""
+    last_error: str = ""
+    seconds: Annotated[float, Field(description="between the two readings that it holds")] = 0.0
+    running: list[float] = []
+    waiting: list[float] = []
+    tokens: Annotated[list[float], Field(description="prompt and generated tokens, counted")] = []
+
+    @property
+    def stands(self) -> bool:
+        """Whether requests run or wait at both moments, and no token is counted between them."""
+        whole = [values for values in (self.running, self.waiting) if len(values) == 2]
+        busy = [sum(values) for values in zip(*whole, strict=True)]
+        still = len(self.tokens) == 2 and len(set(self.tokens)) == 1
+        return still and bool(busy) and min(busy) >= 1
+
+
+class Member(Record):
+    """One server of several."""
+
+    name: Annotated[str, Field(description="host and port")]
+    url: str
+    part: Part = Part.REPLICA
+    part_because: str = ""
+    diagnosis: Annotated[Diagnosis | None, Field(description="None: it could not be made")] = None
+    error: str = ""
+    scraped: Annotated[Scraped | None, Field(description="None: no Prometheus was asked")] = None
+    counted: Annotated[
+        dict[str, list[float]], Field(description="running, waiting, transfers …: each reading")
+    ] = {}
+    differs: Annotated[list[str], Field(description="in what it is unlike the others")] = []
+
+    @property
+    def well(self) -> bool | None:
+        """None: could not be told."""
+        found = self.diagnosis
+        if found is None:
+            return False if self.scraped is not None and self.scraped.stands else None
+        if found.state in COULD_NOT_TELL and not found.found:
+            return False if self.scraped is not None and self.scraped.stands else None
+        return found.exit_code == 0
+
+    @property
+    def sentence(self) -> str:
+        scraped = self.scraped
+        far = self.diagnosis is None or self.diagnosis.state in COULD_NOT_TELL
+        if far and scraped is not None and scraped.stands:
+            return (
+                f"requests run or wait, and no token was counted in {scraped.seconds:.0f} s, "
+                "by Prometheus"
+            )
+        return self.diagnosis.assessment.sentence if self.diagnosis else self.error
+
+
+class Finding(Record):
+    """One statement about several servers."""
+
+    state: FleetState
+    certainty: Certainty
+    sentence: Annotated[str, Field(description="what is wrong, for people")]
+    servers: Annotated[list[str], Field(description="names of those that it is about")] = []
+    why: list[str] = []
+    advice: list[str] = []
+
+
+class Fleet(Document):
+    document: Annotated[Literal["urn:mmrepro:fleet:1"], Field(alias="$id")] = "urn:mmrepro:fleet:1"
+    schema_version: Literal[1] = 1
+    mmrepro_version: str = ""
+    taken: Moment
+    prometheus: str = ""
+    state: FleetState
+    sentence: str
+    findings: Annotated[list[Finding], Field(description="the gravest first")] = []
+    members: list[Member]
+    unseen: list[str] = []
+    seconds: float = 0.0
+    incident_dir: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 all well; 1 something is found; 3 could not be told."""
+        if self.state is FleetState.ALL_WELL:
+            return 0
+        return 3 if self.state is FleetState.UNKNOWN else 1

@@ -1,0 +1,1 @@
+"""Several servers in one look: replicas, and pairs of a prefill and a decode server."""

@@ -1,0 +1,217 @@
+"""Several servers, diagnosed beside each other and read together."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mmrepro import __version__
+from mmrepro.base.errors import MmreproError, UnwritableOutput, UsageError
+from mmrepro.base.machine.files import is_there
+from mmrepro.base.records import Moment
+from mmrepro.base.text.redact import Redactor
+from mmrepro.failure.documents.fleet import FLEET_FILE, Fleet, Part, Scraped
+from mmrepro.failure.documents.folder import DEFAULT_ROOT, new_folder, prepared
+from mmrepro.failure.documents.stored import document_json, replace_file
+from mmrepro.live.diagnose.classes import UNASKED_S
+from mmrepro.live.diagnose.discover import parse_url
+from mmrepro.live.diagnose.options import DiagnoseCommand, LiveCommand
+from mmrepro.live.diagnose.session import Diagnosed, diagnose, secrets
+from mmrepro.live.fleet import prometheus
+from mmrepro.live.fleet.reading import Look, may_hang, member, on_their_way, read, summary
+from mmrepro.probes.base import run_probe
+from mmrepro.probes.http import api_root
+from mmrepro.probes.metrics import MetricsProbe
+
+LATER_S = UNASKED_S + 0.5
+METRICS_S = 2.0
+AT_ONCE = 8
+"""Servers that are looked at beside each other: each look has threads and py-spy of its own."""
+Listener = Callable[[str], None]
+"""Gets a sentence for each server that was looked at."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """``folder``: None where nothing was kept: all are well, and no ``out``."""
+
+    fleet: Fleet
+    folder: Path | None
+    diagnosed: tuple[Diagnosed, ...]
+
+
+def servers(asked: LiveCommand) -> tuple[dict[str, Scraped | None], list[str]]:
+    """Addresses, each once, in their order, with what Prometheus holds of each; what of them could
+    not be seen.
+
+    Raises:
+        UsageError: an address is none, or a Prometheus server knows no inference server.
+    """
+    found: dict[str, Scraped | None] = {}
+    for url in filter(None, (asked.url, *asked.more)):
+        parse_url(url)
+        found.setdefault(api_root(url), None)
+    if not asked.prometheus:
+        return found, []
+    told = prometheus.known(asked.prometheus)
+    return found | {api_root(url): scraped for url, scraped in told.found.items()}, told.unseen
+
+
+def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
+    """Diagnose each, and read what they say together.
+
+    Raises:
+        UsageError: as :func:`servers`; an option that only one server can have.
+    """
+    if asked.pid or asked.logs:
+        raise UsageError(
+            "--pid and --log belong to one server.", hint=f"mmrepro diagnose {asked.url} --log FILE"
+        )
+    began, taken = time.monotonic(), Moment.now()
+    addresses, unseen = servers(asked)
+    given = asked.out is not None
+    if asked.out is not None and is_there(asked.out / FLEET_FILE):
+        raise UnwritableOutput(
+            f"{asked.out} already holds such a look.", hint="choose another --out, or remove it"
+        )
+    folder = prepared(asked.out or new_folder(DEFAULT_ROOT, "servers", str(len(addresses))))
+    try:
+        found = _each(asked, folder, addresses, listener)
+    except BaseException:
+        _drop(folder, list(addresses), given=given)
+        raise
+    looks = [one for one, _ in found]
+    _once_more(asked, looks)
+    members, findings = read(looks)
+    state, sentence = summary(members, findings)
+    fleet = Fleet(
+        mmrepro_version=__version__,
+        taken=taken,
+        prometheus=prometheus.bare(asked.prometheus),
+        state=state,
+        sentence=sentence,
+        findings=findings,
+        members=members,
+        unseen=unseen,
+        seconds=round(time.monotonic() - began, 2),
+    )
+    diagnosed = tuple(one for _, one in found if one is not None)
+    if asked.out is None and fleet.exit_code == 0:
+        _drop(folder, list(addresses), given=False)
+        for one in members:
+            if one.diagnosis is not None:
+                one.diagnosis.incident_dir = ""
+        return Looked(fleet, None, diagnosed)
+    redactor = Redactor()
+    for secret in secrets(asked.headers):
+        redactor.add(secret, "header")
+    fleet = redactor.redact_model(fleet)
+    fleet.incident_dir = str(folder)
+    replace_file(folder / FLEET_FILE, document_json(fleet))
+    return Looked(fleet, folder, diagnosed)
+
+
+def _each(
+    asked: DiagnoseCommand,
+    folder: Path,
+    addresses: dict[str, Scraped | None],
+    listener: Listener | None,
+) -> list[tuple[Look, Diagnosed | None]]:
+    """In daemon threads: who interrupts a look waits for none of them."""
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    urls = list(addresses)
+    results: dict[int, tuple[Look, Diagnosed | None]] = {}
+    for index in range(len(urls)):
+        todo.put(index)
+
+    def work() -> None:
+        while True:
+            try:
+                index = todo.get_nowait()
+            except queue.Empty:
+                return
+            url = urls[index]
+            one = replace(asked, url=url, more=(), prometheus="", out=folder / _below(index, url))
+            made, error = _diagnosed(one)
+            results[index] = (
+                Look(
+                    url,
+                    made.diagnosis if made else None,
+                    made.incident.evidence if made else None,
+                    error,
+                    addresses[url],
+                ),
+                made,
+            )
+            if listener is not None:
+                told = made.diagnosis.assessment.sentence if made else error
+                listener(f"{url}: {told}")
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in urls[:AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[index] for index in range(len(urls))]
+
+
+def _diagnosed(one: DiagnoseCommand) -> tuple[Diagnosed | None, str]:
+    """One of several that cannot be diagnosed does not end the look at the others."""
+    try:
+        return diagnose(one), ""
+    except MmreproError as error:
+        return None, error.message
+    except Exception as error:
+        return None, f"mmrepro failed ({type(error).__name__})"
+
+
+def _once_more(asked: DiagnoseCommand, looks: Sequence[Look]) -> None:
+    """Read the metrics of a pair again where KV caches were on their way all the time: a server
+    that answers was looked at for two seconds only."""
+    halves = [one for one in looks if member(one).part is not Part.REPLICA]
+    read = [at for one in halves if may_hang(one) for at, _ in on_their_way(one)]
+    if not read:
+        return
+    time.sleep(max(0.0, max(read) + LATER_S - time.monotonic()))
+    with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
+        for one in halves:
+            if one.evidence is not None:
+                probe = MetricsProbe(one.url, METRICS_S, headers=asked.headers)
+                result = run_probe(probe, Path(scratch), METRICS_S + 1, phase="check")
+                result.raw = []
+                one.evidence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+
+
+def _drop(folder: Path, urls: Sequence[str], *, given: bool) -> None:
+    """Remove what this look has made, and nothing that somebody else put there."""
+    for index, url in enumerate(urls):
+        shutil.rmtree(folder / _below(index, url), ignore_errors=True)
+    if not given:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            folder.parent.rmdir()
+
+
+def _below(index: int, url: str) -> str:
+    return f"{index + 1}-{re.sub(r'[^A-Za-z0-9.-]+', '-', url.partition('://')[2])}"
+
+
+def is_several(asked: LiveCommand) -> bool:
+    return bool(asked.more or asked.prometheus)
+
+
+def required(asked: LiveCommand, command: str) -> None:
+    """Raises UsageError where no server is named."""
+    if not asked.url and not asked.prometheus:
+        raise UsageError(
+            "No server is named.",
+            hint=f"mmrepro {command} http://127.0.0.1:8000, or --prometheus http://127.0.0.1:9090",
+        )
