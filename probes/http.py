@@ -60,6 +60,13 @@ def connection_refused(error: str) -> bool:
     return error.startswith("ConnectError") and "refused" in error
 
 
+NOT_SENT = "not sent"
+"""How the error of an exchange begins that was no request: of its own headers, or its address."""
+UNFIT = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError)
+OURS = "LocalProtocolError"
+"""The name of httpx2's and of h11's error of what we send; httpx2 lets some of h11's through."""
+
+
 def fetch(
     method: str,
     url: str,
@@ -156,6 +163,9 @@ class _Exchange:
             return Fetched(self._status, bytes(self._body), 0.0)
 
     def _explain(self, error: Exception) -> str:
+        unfit = isinstance(error, UNFIT) or type(error).__name__ == OURS
+        if unfit and self._status is None:
+            return f"{NOT_SENT}: {type(error).__name__}: {error}"[:500]
         where = "" if self._status is None else f" in the body of a {self._status} answer"
         return f"{type(error).__name__}{where}: {error}"[:500]
 

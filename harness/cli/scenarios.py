@@ -354,7 +354,9 @@ def claims(asked: ClaimsCommand) -> None:
         return
     heads = ["claim:name", "status:name", "what it says", "made in:name", "judged:name"]
     told = []
+    often = Counter(one.name for one in found)
     for one in found:
+        of = f" ({', '.join(one.variants)})" if often[one.name] > 1 else ""
         status = toned(words(one.judged.status), CLAIMS[ClaimStatus(one.judged.status)][2])
-        told.append((one.name, status, one.text, one.made_in, f"{one.judged.at.date()}"))
+        told.append((one.name + of, status, one.text, one.made_in, f"{one.judged.at.date()}"))
     print_blocks(table(heads, told), table_console())

@@ -91,7 +91,10 @@ class _Comparison:
         self.night = night
         self.tracks: dict[str, Track] = {}
         self.releases: set[tuple[str, str, str]] = set()
+        self.awaited: set[str] = set()
+        """Cells of the first night of their release, which was new then."""
         for former in past:
+            self.awaited |= {name for name, c in former.cells.items() if self._is_new(c)}
             self._follow(former)
             self.releases |= {_release(c) for c in former.cells.values()}
         self.known_lines = {_sequence(t.cell) for t in self.tracks.values() if t.settled}
@@ -107,7 +110,9 @@ class _Comparison:
         found = self._new_releases()
         for one in self.tonight:
             found += [self._flip(one, change) for change in one.changes]
-            if self._is_new(one.cell):
+            # Lost on its release's first night, a cell is told of on the first one with a verdict.
+            late = one.before is None and one.cell.id in self.awaited
+            if self._is_new(one.cell) or late:
                 found += self._in_a_new_release(one)
             found += self._different(one)
             found += self._lost(one)
@@ -179,13 +184,16 @@ class _Comparison:
         if last is not None and (was, state) == (State.REPRODUCED, State.NOT_REPRODUCED):
             text = f"{_subject(one.cell)} is {state}, and {_name(last.cell)} still has it"
             return [self._boundary(EventKind.FIXED_IN, one, text, last, line)]
-        had = [t for t in told if t.settled and t.settled.state is State.REPRODUCED]
-        if last is not None and (was, state) == (State.NOT_REPRODUCED, State.REPRODUCED) and had:
+        known = [t for t in told if steady and _leads_to(t.cell, one.cell)]
+        well = known[-1] if known and _is(known[-1], State.NOT_REPRODUCED) else None
+        before = told[: told.index(well)] if well is not None else []
+        had = [t for t in before if _is(t, State.REPRODUCED)]
+        if well is not None and state is State.REPRODUCED and had:
             text = (
                 f"{_subject(one.cell)} is {state} again: {_name(had[-1].cell)} had it, "
-                f"{_name(last.cell)} had it no more"
+                f"{_name(well.cell)} had it no more"
             )
-            return [self._boundary(EventKind.BUG_RETURNED, one, text, last, line)]
+            return [self._boundary(EventKind.BUG_RETURNED, one, text, well, line)]
         if state is not State.REPRODUCED:
             return []
         if one.expected is None:
@@ -193,7 +201,10 @@ class _Comparison:
         else:
             as_said = one.expected is Outcome.REPRODUCED
             range_ = f"the scenario expects {'just that' if as_said else one.expected}"
-        text = f"{_subject(one.cell)}, a new release, is {state}; {range_}."
+        text = f"{_subject(one.cell)}, a new release, is {state}; {range_}"
+        if last is not None and was is State.NOT_REPRODUCED and last is not well:
+            text += f"; {_name(last.cell)}, of another branch, has it no more"
+        text += "."
         return [self._event(EventKind.NEW_RELEASE_AFFECTED, one, text)]
 
     def _boundary(
@@ -280,6 +291,20 @@ _TOLD = (*VERDICTS, State.FLAKY)
 
 def _release(cell: Cell) -> tuple[str, str, str]:
     return cell.engine, cell.release, cell.commit
+
+
+def _is(track: Track, state: State) -> bool:
+    return track.settled is not None and track.settled.state is state
+
+
+def _leads_to(earlier: Cell, later: Cell) -> bool:
+    """Whether all that the earlier release has came into the later one, too: they are of one branch
+    (0.5.18 and 0.5.19), or the earlier one is its branch's first (0.22.0 and 0.24.1). What a later
+    release of another branch has (0.22.1) may be a back-port. Commits are as they were run."""
+    one, other = _version(earlier), _version(later)
+    if earlier.commit or one is None or other is None or one.base_version == other.base_version:
+        return True
+    return one.post is None and (one.release[:2] == other.release[:2] or not any(one.release[2:]))
 
 
 def _name(cell: Cell) -> str:

@@ -13,7 +13,17 @@ from mmrepro.engines import Engine
 from mmrepro.failure.signature import Finding, Truth, checks
 from mmrepro.failure.signature.views import Logs, Metrics, Processes, Requests
 from mmrepro.probes.data import LogsData, StacksData
-from mmrepro.scenario.parts import Check, Declared, Row, RunFacts, cause, precondition, row, symptom
+from mmrepro.scenario.parts import (
+    ASKS_FOR_A_CHANGE,
+    Check,
+    Declared,
+    Row,
+    RunFacts,
+    cause,
+    precondition,
+    row,
+    symptom,
+)
 from mmrepro.traffic.evidence import Evidence
 
 Label = str | Callable[[Evidence], str]
@@ -338,6 +348,7 @@ def changed(*names: str) -> Check:
         there = sorted((facts.flips | facts.mitigations) & set(names))
         return Finding.of(bool(there), f"changed: {', '.join(there) or 'nothing'}")
 
+    setattr(applied, ASKS_FOR_A_CHANGE, True)
     return applied
 
 

@@ -25,11 +25,21 @@ from mmrepro.failure.documents import (
     ScenarioFacts,
     SymptomRow,
 )
-from mmrepro.failure.signature import Condition, Finding, Outcome, Part, Truth, combine, evaluate
+from mmrepro.failure.signature import (
+    Condition,
+    Finding,
+    Outcome,
+    Part,
+    Truth,
+    checks,
+    combine,
+    evaluate,
+)
 from mmrepro.failure.signature.decide import FLIP, all_met, guarded, trigger_arrived
 from mmrepro.failure.signature.views import View
 from mmrepro.probes.data import ProbeData, StackSample, StacksData
 from mmrepro.scenario.parts import (
+    ASKS_FOR_A_CHANGE,
     NOT_LOOKED_UP,
     OPPOSITE,
     PROJECTS,
@@ -232,7 +242,13 @@ class Scenario(ABC):
         changed = facts.mitigations | facts.flips
         waived = next((name for name in declared.removed_by if name in changed), "")
         return Condition(
-            declared.id, declared.part, statement, check, required=declared.required, waived=waived
+            declared.id,
+            declared.part,
+            statement,
+            check,
+            required=declared.required,
+            waived=waived,
+            usual=not declared.abnormal or declared.check in checks.USUAL,
         )
 
     def filled(self, text: str) -> str:
@@ -640,10 +656,21 @@ class _Judged:
     def _held(self, claim: Claim, found: Finding) -> Finding:
         """``found``, unless it would refute the claim by a release of which nobody said it."""
         against = found.truth is (Truth.MET if claim.refuted else Truth.NOT_MET)
+        if against and (changed := self._cured(claim)):
+            return Finding.unknown(f"not tested with {changed}: {found.observed}")
         where = claim.refutable_on
         if not (against and where) or self.facts.version in SpecifierSet(where):
             return found
         return Finding.unknown(f"said of {where}; on {self.facts.release}: {found.observed}")
+
+    def _cured(self, claim: Claim) -> str:
+        """What was changed in this run, which did not show the failure, and is not what the claim
+        is about; "": nothing. Another release is none: it is asked for by ``releases``."""
+        releases = {m.name for m in self.scenario.mitigations if m.release}
+        changes = sorted((self.facts.mitigations - releases) | self.facts.flips)
+        about = claim.cured or any(hasattr(c, ASKS_FOR_A_CHANGE) for c in many(claim.given))
+        shown = all_met(self.found("symptom"), self.found("cause")).truth is Truth.MET
+        return "" if about or shown else ", ".join(changes)
 
     def found(self, by: str | Check) -> Finding:
         """Of a condition, by its id, or of a check. An id that there is not is unknown."""

@@ -42,6 +42,8 @@ STATUS: Final = {
     Truth.NOT_MET: ClaimStatus.REFUTED,
     Truth.UNKNOWN: ClaimStatus.NOT_TESTED,
 }
+ASKS_FOR_A_CHANGE: Final = "asks_for_a_change"
+"""An attribute of checks that are met only by a run with a mitigation or flip."""
 OPPOSITE: Final = {Truth.MET: Truth.NOT_MET, Truth.NOT_MET: Truth.MET}
 
 
@@ -354,6 +356,9 @@ class Claim:
         refuted: what is met refutes it, and what is not met confirms it.
         solved: what of the run was solved from the report's own numbers. What agrees with them is
             then consistent with it and confirms nothing.
+        cured: what speaks against it does so with a mitigation or flip on as well. Else a run whose
+            failure did not show, because of that, refutes nothing, unless ``given`` asks for the
+            change (``common.changed``).
     """
 
     id: str
@@ -369,6 +374,7 @@ class Claim:
     note: str = ""
     refuted: bool = False
     solved: str = ""
+    cured: bool = False
 
     def __call__(self, method: F) -> F:
         """As a decorator: ``@claim("at-will", "…", REPORT)``."""

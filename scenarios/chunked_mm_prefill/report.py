@@ -312,6 +312,7 @@ def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
             f"it is cut in two chunks, 0 to {budget} and {budget} to {tokens}",
             by=chunks_of(tokens, 2),
             given=with_budget(budget),
+            cured=True,
             otherwise="to test: mmrepro run {name} --variant {variant} --mitigation barrier",
         ),
     )

@@ -244,7 +244,7 @@ class PadValueCollision(sglang.PictureAlias):
         own = all_met(answers.own("A", sglang.CONTROL), answers.own("B", sglang.CONTROL))
         return Finding(own.truth, f"{own.observed}; {text}")
 
-    @symptom("/health, /health_generate and /v1/models answer 200", required=False)
+    @symptom("/health, /health_generate and /v1/models answer 200", required=False, abnormal=False)
     def endpoints_green(self, http: HttpData) -> Finding:
         return checks.endpoints_green(http)
 

@@ -207,7 +207,7 @@ def test_a_server_that_is_killed_has_died(
     threading.Thread(target=_kill_when_it_serves, args=(folder,), daemon=True).start()
     played = player.play(made, None, quick, folder)
     assert (played.state, played.exit_code) == (PlayState.DIED, -signal.SIGKILL)
-    assert played.said == "the server ended by itself with -9"
+    assert played.said == "the server ended with -9"
     assert played.unsent == ["never"]
     assert played.after is None
     assert "Error" in sent(played, "a").error

@@ -212,7 +212,21 @@ def test_a_range_is_no_run(newest: str) -> None:
 
 
 def test_a_build_stands_for_its_release() -> None:
-    assert stood("0.23.0.post1", run("0.23.0", ILL)).alive
+    assert stood("0.23.0", run("0.23.0+cpu", ILL)).alive
+
+
+@pytest.mark.parametrize("other", ["0.33.0rc1", "0.33.0.dev4", "0.33.0a1", "0.33.0.post1"])
+def test_no_other_publication_stands_for_a_release(other: str) -> None:
+    for newest, ran in (("0.33.0", other), (other, "0.33.0")):
+        made = stood(newest, run(ran, ILL), run("0.23.0", ILL))
+        assert (made.alive, made.outcome, made.runs) == (None, "not run", 0)
+    assert stood(other, run(other, ILL)).alive
+
+
+def test_what_was_published_before_a_release_is_not_the_newest() -> None:
+    runs = [run("0.24.0", WELL), run("0.33.0rc1", WELL)]
+    assert standing.newest_of("vllm", runs, "0.23.0", unreachable).release == "0.24.0"
+    assert standing.newest_of("vllm", runs[1:], "0.33.0.dev1", unreachable).release == "0.33.0rc1"
 
 
 def test_without_an_index_the_newest_release_that_was_run_stands_for_it() -> None:

@@ -3,11 +3,14 @@ arrived."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made_up import request, run_facts
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.failure.documents import ClaimStatus
 from mmrepro.scenario import Finding, Scenario, cause, claim, cure, precondition, symptom
+from mmrepro.scenario.common import changed
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence
@@ -87,6 +90,43 @@ def test_what_a_mitigation_takes_away_is_not_asked_for() -> None:
     evidence = Evidence(requests=[request("gate", "gate: text only")], facts=ALL | {"there": False})
     found = Parts().claim_results(evidence, run_facts(Parts(), "", "off"))
     assert found[2].status is CONFIRMED
+
+
+class Cured(Parts):
+    """A claim, the same about the mitigation, one that no mitigation changes, and a refuted one."""
+
+    claims = (
+        claim("plain", "it says why", "a report", by="why"),
+        claim("of-it", "with it so, too", "a report", by="why", given=changed("off", "flipped")),
+        claim("any", "whatever is on", "a report", by="why", cured=True),
+        claim("against", "never", "a report", by=told("quiet"), refuted=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "expected"),
+    [
+        ((), {"first": False, "why": False, "quiet": True}, (REFUTED, None, REFUTED, REFUTED)),
+        (("off",), {"first": False, "why": False, "quiet": True}, (None, REFUTED, REFUTED, None)),
+        (("off",), {"why": False, "quiet": True}, (None, REFUTED, REFUTED, None)),
+        (("off",), {"quiet": True}, (CONFIRMED, CONFIRMED, CONFIRMED, REFUTED)),
+        (("off",), {"first": False, "quiet": False}, (CONFIRMED,) * 4),
+    ],
+    ids=["as released", "cured", "fails otherwise", "fails all the same", "confirmed"],
+)
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_run_whose_cure_was_on_refutes_nothing_but_what_is_said_of_the_cure(
+    changes: tuple[str, ...],
+    facts: dict[str, bool],
+    expected: tuple[ClaimStatus | None, ...],
+    flipped: bool,
+) -> None:
+    evidence = Evidence(requests=[request("gate", "gate: text only")], facts=ALL | facts)
+    run = run_facts(Cured(), "", *changes)
+    if flipped and changes:
+        run = replace(run, mitigations=frozenset(), flips=frozenset({"flipped"}))
+    found = Cured().claim_results(evidence, run)
+    assert tuple(c.status for c in found) == tuple(one or NOT_TESTED for one in expected)
 
 
 def test_where_the_gate_failed_nothing_arrived() -> None:

@@ -12,6 +12,7 @@ from mmrepro.cli.app import app
 from mmrepro.failure.documents import ClaimResult, EngineFacts, Fidelity, Incident
 from mmrepro.failure.signature import Outcome, Verdict
 from mmrepro.scenario.registry import load_scenario, scenario_names
+from mmrepro.tools.catalogue import claims as catalogue
 from mmrepro.tools.catalogue.claims import JudgedClaim, judged
 from simple_incident import incident
 from typer.testing import CliRunner
@@ -63,6 +64,37 @@ def test_what_other_releases_say_stands_beside_it() -> None:
     found = claim(said("confirmed"), mended, also, changed)
     assert [told.release for told in found.elsewhere] == ["0.24.0"]
     assert claim(said("not-tested"), said("not-tested", "0.24.0")).elsewhere == []
+
+
+def of_variants(**said_of: str) -> list[JudgedClaim]:
+    """``a="confirmed"``: what a plain run of each variant says of one claim."""
+    found = []
+    for number, (variant, status) in enumerate(said_of.items()):
+        one = said(status, "0.23.0")
+        scenario = one.scenario.model_copy(update={"variant": variant})
+        found.append((f"run {number}", one.model_copy(update={"scenario": scenario})))
+    return judged(found)
+
+
+@pytest.fixture
+def any_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = load_scenario("ghost-key-eviction")
+
+    class Named:
+        def with_variant(self, _: str) -> object:
+            return real
+
+    monkeypatch.setattr(catalogue, "load_scenario", lambda _: Named())
+
+
+@pytest.mark.usefixtures("any_variant")
+def test_one_variants_word_hides_no_other_ones() -> None:
+    found = of_variants(a="confirmed", b="refuted", c="confirmed", d="not-tested")
+    assert [(one.judged.status.value, one.variants) for one in found] == [
+        ("confirmed", ["a", "c"]), ("refuted", ["b"]), ("not-tested", ["d"]),
+    ]  # fmt: skip
+    assert found[1].judged.source == "run 1"
+    assert [one.variants for one in of_variants(a="not-tested", b="not-tested")] == [["a", "b"]]
 
 
 def test_a_run_without_a_verdict_says_nothing() -> None:

@@ -149,7 +149,8 @@ def one_check(
             if request.startswith(b"GET /v1/models"):
                 raw = http(200, json.dumps(MODELS).encode()) if models is None else models
             elif request.startswith(b"GET /metrics") and metrics is not None:
-                raw = http(200, f"{PROGRESS[0]} {next(metrics)}\n".encode(), "text/plain")
+                text = f"{PROGRESS[0]} {next(metrics)}\nvllm:num_requests_running 1\n"
+                raw = http(200, text.encode(), "text/plain")
             elif request.startswith(b"GET"):
                 raw = http(404, b"no")
             elif completion is None:

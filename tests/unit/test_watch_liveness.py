@@ -97,13 +97,15 @@ def test_a_name_that_does_not_resolve_ends_no_liveness() -> None:
 # ------------------------------------------------------------------ counters
 
 
-def counting(post: Reply, metric: str, *values: float) -> Reply:
-    """``post`` for completions; /metrics tells ``values`` of ``metric`` in turn, then the last."""
+def counting(post: Reply, metric: str, *values: float, busy: float = 1) -> Reply:
+    """``post`` for completions; /metrics tells ``values`` of ``metric`` in turn, then the last.
+    ``busy``: requests that run, by the same metrics."""
     left = list(values)
 
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
         value = left.pop(0) if request.startswith(b"GET /metrics") and len(left) > 1 else left[0]
-        metrics = http(200, f"{metric} {value}\n".encode(), "text/plain")
+        text = f"{metric} {value}\nvllm:num_requests_running {busy}\n"
+        metrics = http(200, text.encode(), "text/plain")
         await routed(post, other=metrics)(request, writer)
 
     return reply
@@ -120,20 +122,57 @@ def checked(reply: Reply, times: int = 1) -> list[CheckOutcome]:
     return against(reply, watched)
 
 
+@pytest.fixture
+def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is: what is tested are the counters."""
+    monkeypatch.setattr(Lateness, "share", 0.0)
+
+
+@pytest.mark.usefixtures("in_time")
 def test_a_long_prompt_fills_the_cache_while_no_token_is_counted() -> None:
     assert checked(counting(silent, GAUGES[0], 0.1, 0.2)) == [CheckOutcome.BUSY]
     assert checked(counting(silent, GAUGES[0], 0.2, 0.1)) == [CheckOutcome.BUSY]
     assert checked(counting(silent, GAUGES[0], 0.2)) == [CheckOutcome.SILENT]
-    assert checked(counting(silent, PROGRESS[0], 9, 0)) == [CheckOutcome.SILENT], "a restart"
+    assert checked(counting(silent, PROGRESS[0], 9, 0)) == [CheckOutcome.ERROR], "counted anew"
 
 
+@pytest.mark.usefixtures("in_time")
+def test_counters_of_another_replica_end_no_liveness() -> None:
+    """A FAKE balancer: completions go to a slow replica, /metrics to one that idles, or in turn."""
+    works = answering(http(200, completion()))
+    idle = counting(silent, PROGRESS[0], 7, busy=0)
+    assert checked(idle, 3) == [CheckOutcome.ERROR] * 3
+    assert against(idle, lived)[0].live
+    slow = counting(in_turn(works, silent), PROGRESS[0], 7, busy=0)
+    assert checked(slow, 3) == [CheckOutcome.OK, CheckOutcome.ERROR, CheckOutcome.ERROR]
+    fails = counting(in_turn(works, answering(http(500, b"x"))), PROGRESS[0], 7, busy=0)
+    assert checked(fails, 2) == [CheckOutcome.OK, CheckOutcome.ERROR]
+    assert checked(counting(silent, PROGRESS[0], 7, busy=1)) == [CheckOutcome.SILENT]
+
+
+@pytest.mark.usefixtures("in_time")
+def test_counters_that_moved_with_each_answer_are_the_servers_own() -> None:
+    """Where no process can be observed, an idle hang is known by what its answers counted."""
+    works = answering(http(200, completion()))
+    turns = in_turn(works, works, works, silent)
+    own = counting(turns, PROGRESS[0], 1, 2, 2, 3, 3, 4, busy=0)
+    assert checked(own, 4) == [CheckOutcome.OK] * 3 + [CheckOutcome.SILENT]
+    turns = in_turn(works, works, works, silent)
+    less = counting(turns, PROGRESS[0], 1, 2, 2, 2, 3, 4, busy=0)
+    assert checked(less, 4) == [CheckOutcome.OK] * 3 + [CheckOutcome.ERROR]
+    turns = in_turn(works, works, works, silent)
+    fell = counting(turns, PROGRESS[0], 11, 12, 12, 13, 13, 14, 14, 3, busy=0)
+    assert checked(fell, 4) == [CheckOutcome.OK] * 3 + [CheckOutcome.ERROR]
+
+
+@pytest.mark.usefixtures("in_time")
 def test_an_engine_that_worked_and_fails_for_all_is_silent_one_that_never_did_is_not() -> None:
     broken = answering(http(500, b"the engine is dead"))
     works = answering(http(200, completion()))
     still = counting(in_turn(works, broken), PROGRESS[0], 7)
     assert checked(still, 2) == [CheckOutcome.OK, CheckOutcome.SILENT]
     assert checked(counting(broken, PROGRESS[0], 7), 2) == [CheckOutcome.ERROR] * 2
-    others = counting(in_turn(works, broken), PROGRESS[0], 7, 7, 8)
+    others = counting(in_turn(works, broken), PROGRESS[0], 7, 7, 7, 8)
     assert checked(others, 2) == [CheckOutcome.OK, CheckOutcome.ERROR]
     gateway = counting(in_turn(works, answering(http(502, b""))), PROGRESS[0], 7)
     assert checked(gateway, 2) == [CheckOutcome.OK, CheckOutcome.ERROR]

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
+from urllib.parse import quote
 
 from mmrepro.base.text import looks
 from mmrepro.base.text.named import HINT, Secrecy, Value, kind_of, secrecy, values
@@ -83,7 +84,7 @@ class Redactor:
     def add(self, secret: str, kind: str = "secret") -> str:
         """Register a secret that no pattern would know; returns its placeholder.
 
-        Also its forms as JSON and Python print it, and its beginning (prompts are logged cut).
+        Also its forms as JSON, Python and URLs have it, and its beginning (prompts are logged cut).
         Of fewer than ``MIN_SECRET`` characters: not registered, returns an empty string.
         """
         if len(secret.strip()) < MIN_SECRET:
@@ -93,7 +94,11 @@ class Redactor:
         forms = {secret, secret.strip()} | {secret[:n] for n in _HEADS if len(secret) > n}
         for form in list(forms):
             forms |= {json.dumps(form)[1:-1], json.dumps(form, ensure_ascii=False)[1:-1]}
-            forms |= {repr(form)[1:-1], without_disguise(form)}
+            forms |= {
+                repr(form)[1:-1],
+                without_disguise(form),
+                quote(form, safe="", errors="replace"),
+            }
         known = {text for text, _ in self._registered}
         self._registered += [(form, placeholder) for form in forms - known if form.strip()]
         self._registered.sort(key=lambda pair: (-len(pair[0]), pair))

@@ -8,6 +8,7 @@ raised by the views and makes the condition unknown. None is met by the absence 
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from mmrepro.engines import Engine
 from mmrepro.failure.signature.decide import Finding, Truth
@@ -198,6 +199,10 @@ def engine_works(evidence: Evidence, metrics: Metrics, engine: Engine) -> Findin
         role = engine.core_role
         return Finding.of(False, f"{role} spins and finishes nothing: {still.observed}")
     raise Missing(evidence.why_missing("inference", "check"))
+
+
+USUAL: Final = (endpoints_green, core_alive, engine_works)
+"""What a healthy server meets as well."""
 
 
 def logged(logs: Logs, pattern: str, what: str) -> Finding:

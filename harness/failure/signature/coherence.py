@@ -864,9 +864,9 @@ def not_the_engines(status: int | None, body: str) -> str:
         return ""
     if status in GATEWAY:
         return f"{status} is said by what stands before a server"
-    if re.match(r"\s*<", body):
+    text = re.sub(r"HTTP \d{3}:? ?", "", body.strip(), count=1).lstrip()
+    if text.startswith("<"):
         return f"the answer {status} is a page, not the engine's own error"
-    text = body.strip()
     if text.startswith("{"):
         try:
             document = json.loads(text)
@@ -874,6 +874,7 @@ def not_the_engines(status: int | None, body: str) -> str:
             return ""  # cut
         inner = document.get("error")
         code = (inner if isinstance(inner, dict) else document).get("code")
+        code = int(code) if isinstance(code, str) and code.isdecimal() and len(code) < 4 else code
         if isinstance(code, int) and 400 <= code < 600 and code != status:
             return f"the answer {status} holds an error {code}"
     return ""
@@ -884,20 +885,26 @@ def not_the_engines(status: int | None, body: str) -> str:
 
 def ended(evidence: Evidence, run: Run) -> Doubts:
     """A signal from outside, or from a kernel that is out of memory, ended no server by itself."""
-    code = evidence.engine_exit
-    if code is None:
-        return
-    signal = -code if code < 0 else code - 128
-    if signal in OUTSIDE:
-        last = [
-            line.text
-            for result in _theirs(evidence)
-            if isinstance(result.data, LogsData)
-            for line in _lines(result.data)
-        ]
-        pattern = run.engine.ends_itself
-        if not (pattern and any(re.search(pattern, text) for text in last)):
-            yield "engine_exit", f"signal {signal} ended it, which somebody sent"
+    if (
+        signal := sent_by_others(evidence.engine_exit, evidence, run.engine.ends_itself)
+    ) is not None:
+        yield "engine_exit", f"signal {signal} ended it, which somebody sent"
+
+
+def sent_by_others(code: int | None, evidence: Evidence, ends_itself: str) -> int | None:
+    """The signal that ended a server with exit code ``code`` from outside; None: there was none,
+    or its log holds a line of ``ends_itself``."""
+    signal = 0 if code is None else -code if code < 0 else code - 128
+    if signal not in OUTSIDE:
+        return None
+    last = [
+        line.text
+        for result in _theirs(evidence)
+        if isinstance(result.data, LogsData)
+        for line in _lines(result.data)
+    ]
+    own = ends_itself and any(re.search(ends_itself, text) for text in last)
+    return None if own else signal
 
 
 def _theirs(evidence: Evidence) -> list[ProbeResult]:  # type: ignore[type-arg]

@@ -69,7 +69,8 @@ class Condition:
 
     ``required=False`` marks a supporting condition: shown, never decisive (a bare /proc cannot
     count system calls, say). ``waived``: of a precondition, the mitigation or flipped factor of
-    this run that takes it away; "": none does.
+    this run that takes it away; "": none does. ``usual``: a healthy server meets it as well, so it
+    sets a failure apart from others and shows none by itself.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Condition:
     check: Checker
     required: bool = True
     waived: str = ""
+    usual: bool = False
 
 
 class ConditionResult(Record):

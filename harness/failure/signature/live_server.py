@@ -4,6 +4,8 @@ What a run knows from its own requests, an observer reads from the access log, f
 request that ``mmrepro diagnose`` sends, and from the processes.
 """
 
+import json
+import re
 from collections.abc import Mapping
 
 from mmrepro.failure.signature import checks
@@ -27,15 +29,58 @@ CORE_ALIVE = "core_alive"
 """Fact of a diagnosis: whether a process with the core's role lives; None: cannot be seen."""
 
 
+KEYS = re.compile(
+    r"auth(?:entication|ori[sz]ation)?[ _]?error|(?:api|virtual|access)[ _-]?key|unauthori[sz]ed|"
+    r"invalid token|litellm|llm provider|upstream|no healthy|deployments? (?:available|found)",
+    re.IGNORECASE,
+)
+"""Words of gateways: of the client's key, and of the servers that they know."""
+
+
+def stands_before(status: int | None, body: str) -> str:
+    """Why an error of 500 or more is by its words that of something before the server, or ""."""
+    if status is None or status < 500:
+        return ""
+    # It loads numpy: only who judges needs it.
+    from mmrepro.failure.signature.coherence import not_the_engines
+
+    found = KEYS.search(body)
+    told = f"the answer {status} is a gateway's: it tells of {found[0]!r}" if found else ""
+    return not_the_engines(status, body) or told
+
+
+def gateways(inference: InferenceData) -> str:
+    """Why an error of 500 or more is that of something which stands before the engine; "": it may
+    be the engine's own. Engines answer with "Internal Server Error", FastAPI's ``detail``, or a
+    JSON error that has its status as a number (vLLM 0.11 to 0.32, SGLang 0.5.6 to 0.5.23, LMDeploy
+    0.6.4 to 0.18.0, minivllm)."""
+    status, body = inference.status, inference.error.partition(": ")[2]
+    if status is None or status < 500:
+        return ""
+    if why := stands_before(status, body):
+        return why
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return ""
+    inner = document.get("error", document) if isinstance(document, dict) else None
+    known = isinstance(inner, dict) and (inner.get("code") == status or "detail" in inner)
+    return "" if known else f"the answer {status} is in no engine's form"
+
+
 def fails(inference: InferenceData) -> Finding:
     """The small valid request gets a server's error: 500 or more, or 200 with a completion that
     ended in one. A refusal (400, 401, 404, 429) tells nothing of the engine: it is about the
-    request, its key, its model or the queue."""
+    request, its key, its model or the queue. Nor does the error of a gateway, or a server's 503:
+    it is not ready, or full."""
     told = f"a small valid request: {inference.error[:160] or 'answered'}"
     status = inference.status
     if inference.answered or status is None:
         return Finding.of(False, told)
-    if status >= 500 or (status == 200 and ENDED_BADLY in inference.error):
+    if why := gateways(inference):
+        return Finding.unknown(f"{told}: {why}")
+    failed = status >= 500 and status != 503
+    if failed or (status == 200 and ENDED_BADLY in inference.error):
         return Finding.of(True, told)
     return Finding.unknown(f"{told}: this tells nothing of the engine")
 

@@ -22,11 +22,18 @@ from mmrepro.traffic.evidence import Evidence, Missing, Phase, RequestRecord
 T = TypeVar("T")
 
 
+BEGUN_AT = "process_start_time_seconds"
+"""When the process that is counted began (prometheus_client's own metric)."""
+
+
 def metric_readings(evidence: Evidence, names: tuple[str, ...], *phases: Phase) -> list[float]:
-    """Values of the first of ``names`` that the server knows, one a reading, oldest first."""
+    """Values of the first of ``names`` that the server knows, one a reading, oldest first: of the
+    process that the last reading is of, where they tell (a balancer may ask another replica)."""
+    read = [data for _, data in evidence.results(MetricsData, *phases)]
+    begun = [data.total(BEGUN_AT) for data in read]
+    read = [data for data, at in zip(read, begun, strict=True) if at in (None, begun[-1])]
     for name in names:
-        values = [data.total(name) for _, data in evidence.results(MetricsData, *phases)]
-        known = [v for v in values if v is not None]
+        known = [v for data in read if (v := data.total(name)) is not None]
         if known:
             return known
     return []

@@ -164,7 +164,8 @@ def steps_stopped(view: View) -> NamedClass | None:
     a KV cache that fills, is a slow step.
     """
     asked = view.answer == "silent"
-    if view.moving is not False or view.span_s < (STANDSTILL_S if asked else UNASKED_S):
+    long = view.span_s >= (STANDSTILL_S if asked else UNASKED_S)
+    if not (view.own and long) or view.moving is not False:
         return None
     if _short_of_processors(view) or not (waits := _waiting(view)):
         return None
@@ -245,7 +246,7 @@ def gauges_lie(view: View) -> NamedClass | None:
     """Nothing runs or waits by the gauges while the engine is inside a call that does not end; or
     something runs by them while the engine waits for work."""
     running = view.readings("running")
-    if len(running) < 2 or view.moving is not False or _short_of_processors(view):
+    if not view.own or len(running) < 2 or view.moving is not False or _short_of_processors(view):
         return None
     if all(value > 0 for value in running):
         return _nothing_runs(view, running)

@@ -48,6 +48,8 @@ class Target:
     unseen: list[str] = field(default_factory=list)
     given: bool = False
     """The process was named by the user."""
+    proxied: bool = False
+    """Who listens is seen, and is not the engine."""
 
     def role_of(self, name: str, cmdline: str) -> str:
         return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
@@ -287,6 +289,7 @@ def _check_root(target: Target, commands: Signs) -> None:
         f"({_title(facts.root_pid)[:80]}), a proxy perhaps; give --pid of the engine"
     )
     facts.root_pid, facts.processes, facts.command, facts.found_by = None, [], [], ""
+    target.proxied = True
 
 
 def find_release(target: Target) -> None:

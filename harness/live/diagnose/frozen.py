@@ -275,6 +275,14 @@ def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool)
             process=role if view.facts.root_pid else "",
             advice=["diagnose again with a longer --deadline, as root, on the server's machine"],
         )
+    if asked and spinning is None and not view.own and view.front_answers:
+        return Assessment(
+            state=ServerState.UNKNOWN,
+            sentence="A small request got no answer in time. The counters stand still and count no "
+            "request: behind a balancer they may be another replica's.",
+            why=why,
+            advice=["run mmrepro on the server's machine, or ask each replica at its own address"],
+        )
     if spinning is not None:
         sentence = f"{role} is frozen: it spins in user space and finishes nothing."
     elif asked:

@@ -9,7 +9,7 @@ is called as the core is, or what a log says, does not.
 from __future__ import annotations
 
 from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetFacts
-from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
+from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS, gateways
 from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import frozen, ranks
 from mmrepro.live.diagnose.readings import BEGUN, View
@@ -217,9 +217,11 @@ def _answered(view: View) -> Assessment | None:
             advice=["look at CPU use: of the server's front, and of this machine as a whole"],
         )
     if view.green is False:
+        stands = view.behind
+        said = "says that it is not well" if stands is None else f"gets a gateway's {stands.status}"
         return Assessment(
             state=ServerState.FAILING,
-            sentence="Requests are answered, but an endpoint says that it is not well.",
+            sentence=f"Requests are answered, but an endpoint {said}.",
             why=[took, *_front(view)],
             advice=["a load balancer that asks this endpoint takes the server out"],
         )
@@ -242,7 +244,7 @@ def _answered(view: View) -> Assessment | None:
 
 def _errors(view: View) -> Assessment | None:
     data = view.inference
-    if data is None or view.answer not in ("failed", "overload"):
+    if data is None or view.answer not in ("failed", "overload", "gateway", "unavailable"):
         return None
     if view.front_answers is False:
         return None
@@ -251,16 +253,41 @@ def _errors(view: View) -> Assessment | None:
             state=ServerState.OVERLOADED,
             sentence="It turns requests away: HTTP 429.",
             why=[data.error[:300], view.counted()],
-            advice=["more replicas or less traffic"],
+            advice=["more replicas or less traffic, or another limit of this key at the gateway"],
         )
-    if lost := ranks.lost(view, [data.error[:300], *_front(view), *last_words(view)]):
+    why = [data.error[:300], *_front(view), *last_words(view)]
+    if view.answer == "gateway":
+        return _gateway(data.status, data.seconds, [gateways(data), *why])
+    if view.answer == "unavailable" and not core_died(view):
+        return Assessment(
+            state=ServerState.NOT_READY,
+            sentence="It turns a small valid request away: HTTP 503, not ready, or full.",
+            why=why,
+            advice=["while it loads a model or warms up this is normal: diagnose again later"],
+        )
+    if lost := ranks.lost(view, why):
         return lost
     return Assessment(
         state=ServerState.FAILING,
         sentence="It is up, but a small valid request fails: "
         + (f"HTTP {data.status}." if data.status else _unanswered(data.error)),
-        why=[data.error[:300], *_front(view), *last_words(view)],
+        why=why,
         advice=["its log around the first error; every later error may be an echo of that one"],
+    )
+
+
+def _gateway(status: int | None, seconds: float, why: list[str]) -> Assessment:
+    """What stands before the server answered in its place: the server itself was not observed."""
+    told = {
+        502: "it gets no whole answer from the server behind it",
+        503: "it knows no server that is ready",
+        504: f"it waited {seconds:.1f} s for the server behind it",
+    }.get(status or 0, "its error is none of an engine")
+    return Assessment(
+        state=ServerState.UNKNOWN if status == 504 else ServerState.UNREACHABLE,
+        sentence=f"A gateway answers in the server's place: HTTP {status}, {told}.",
+        why=[text for text in why if text],
+        advice=["diagnose the server itself: its own address, or --pid; the gateway's log and key"],
     )
 
 
@@ -314,6 +341,14 @@ def _silence(view: View) -> Assessment:
                 why=why,
                 advice=["is that its address: the port, http or https, a proxy on the way?"],
             )
+        if view.facts.root_pid is None:
+            return Assessment(
+                state=ServerState.UNKNOWN,
+                sentence="What listens there takes connections and answers none; whether it is the "
+                "server, or stands before it, cannot be seen.",
+                why=why,
+                advice=["run mmrepro as root on the server's machine, or give --pid"],
+            )
         if view.core_is_front:
             return frozen.engine(view, why, asked=True)
         return frozen.front(view, why)
@@ -331,7 +366,16 @@ def _silence(view: View) -> Assessment:
             why=why,
             advice=[_how_to_ask(data)],
         )
+    if (stands := view.behind) is not None:
+        return _gateway(stands.status, stands.seconds, [*why, *last_words(view)])
     if view.green is False and not view.late:
+        if not view.warms:
+            return Assessment(
+                state=ServerState.FAILING,
+                sentence="Its front answers, and an endpoint of it fails.",
+                why=[*why, *last_words(view)],
+                advice=[_how_to_ask(data)],
+            )
         return Assessment(
             state=ServerState.NOT_READY,
             sentence="Its front answers, and says that it is not ready.",

@@ -6,7 +6,7 @@ its name; before a scenario judges, its own names are put back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
@@ -79,11 +79,12 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
     if facts.engine and facts.engine != scenario.engine:
         return _blank(scenario, f"the server is {facts.engine}, this happens to {scenario.engine}")
     try:
-        results = evaluate(scenario.live_conditions(facts), as_seen_by(scenario, evidence))
+        conditions = scenario.live_conditions(facts)
+        results = evaluate(conditions, as_seen_by(scenario, evidence))
         exposure = scenario.exposure(facts)
     except Exception as error:
         return _blank(scenario, f"its signature failed: {type(error).__name__}: {error}")
-    fit, why = judge(results, exposure)
+    fit, why = judge(results, exposure, {c.id for c in conditions if c.usual})
     required = [r for r in results if r.required]
     return Match(
         scenario=scenario.name,
@@ -102,23 +103,28 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
     )
 
 
-def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, str]:
+def judge(
+    results: Sequence[ConditionResult], exposure: Finding, usual: Collection[str] = ()
+) -> tuple[Fit, str]:
     """The fit and one sentence why. Pure.
 
     ``match`` needs every required condition of both parts, and a server that can fail so.
     ``likely`` needs a part of the symptom and half of the cause, and none that speaks against it;
     ``symptom-only`` the whole symptom, and a cause of which no condition is known not to be met.
-    What could not be seen never counts for it. Whether this server can fail so caps the fit: if
-    unknown, at ``likely``; if it cannot, at ``symptom-only``.
+    What could not be seen never counts for it, nor does what a healthy server shows as well
+    (``usual``: ids of such conditions): it only speaks against it. Whether this server can fail so
+    caps the fit: if unknown, at ``likely``; if it cannot, at ``symptom-only``.
     """
     symptom = [r for r in results if r.required and r.part == "symptom"]
     cause = [r for r in results if r.required and r.part == "cause"]
     symptom_truth, cause_truth = (combine([r.truth for r in part]) for part in (symptom, cause))
+    telling = [r for r in symptom if r.id not in usual]
+    alike = symptom_truth is Truth.MET and (_met(telling) or _met(cause))
     unknown = _names(results, Truth.UNKNOWN)
     against = _names(results, Truth.NOT_MET)
     if exposure.truth is Truth.NOT_MET:
         cannot = f"it cannot happen here ({exposure.observed})"
-        if symptom_truth is Truth.MET and cause_truth is not Truth.NOT_MET:
+        if alike and cause_truth is not Truth.NOT_MET:
             return Fit.SYMPTOM_ONLY, f"it looks like this, but {cannot}"
         return Fit.NOT_THIS, f"{cannot}; " + _left(against, unknown)
     if symptom_truth is Truth.MET and cause_truth is Truth.MET:
@@ -126,11 +132,12 @@ def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, s
         if exposure.truth is Truth.MET:
             return Fit.MATCH, met
         return Fit.LIKELY, f"{met}; whether it can happen here is not known: {exposure.observed}"
-    shown = _met(symptom) and 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
-    if not against and shown:
+    half = 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
+    shown = _met(telling) or (cause_truth is Truth.MET and _met(symptom))
+    if not against and half and shown:
         return Fit.LIKELY, f"nothing speaks against it; not seen: {unknown}"
     # A condition that tells it from its neighbours and is not met: it only looks alike.
-    if symptom_truth is Truth.MET and cause_truth is Truth.UNKNOWN:
+    if alike and cause_truth is Truth.UNKNOWN:
         return (
             Fit.SYMPTOM_ONLY,
             f"it looks like this, but its cause was not seen (not seen: {unknown})",

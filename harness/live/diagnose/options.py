@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import EVIDENCE, LIMITS, Command, option, text_of
 
+NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+VALUE: Final = re.compile(r"[!-~][ -~]*")
+"""What HTTP allows (RFC 9110, 5.1 and 5.5), less tabs and what is no ASCII."""
+FRAMING: Final = (
+    "accept-encoding connection content-length content-type expect range te trailer "
+    "transfer-encoding upgrade"
+)
+"""Another value of these makes another request, or another answer, than is read here."""
+
 
 def read_headers(given: Sequence[str]) -> dict[str, str]:
-    """Return the value by name. Raises UsageError."""
+    """Return the value by name. Raises UsageError, also for what no request can carry."""
     headers = {}
     for text in given:
         name, colon, value = text.partition(":")
@@ -21,7 +31,20 @@ def read_headers(given: Sequence[str]) -> dict[str, str]:
             raise UsageError(
                 "A --header is NAME: VALUE.", hint="--header 'Authorization: Bearer KEY'"
             )
-        headers[name.strip()] = value.strip()
+        name, value = name.strip(), value.strip()
+        if not NAME.fullmatch(name):
+            why = "its name holds more than letters, digits and dashes"
+        elif name.lower() in FRAMING.split():
+            why = f"mmrepro sets {name.lower()} itself"
+        elif not VALUE.fullmatch(value):
+            why = "its value holds more than printable ASCII characters"
+        else:
+            headers[name] = value
+            continue
+        raise UsageError(
+            f"The --header {name!r} cannot be sent: {why}.",
+            hint="--header 'Authorization: Bearer KEY'",
+        )
     return headers
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from mmrepro.engines import ENGINES
 from mmrepro.failure.documents.diagnosis import TargetFacts
 from mmrepro.failure.signature import checks
-from mmrepro.failure.signature.live_server import ENDED_BADLY
-from mmrepro.failure.signature.views import metric_readings, spinning
+from mmrepro.failure.signature.live_server import ENDED_BADLY, gateways, stands_before
+from mmrepro.failure.signature.views import BEGUN_AT, metric_readings, spinning
 from mmrepro.live.diagnose.threads import Course, courses
 from mmrepro.probes.data import (
     ConnectionsData,
@@ -24,7 +25,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.probes.http import connection_refused
+from mmrepro.probes.http import NOT_SENT, connection_refused
 from mmrepro.traffic.evidence import Evidence
 
 TOKENS = ("prompt_tokens", "generation_tokens")
@@ -35,7 +36,17 @@ NO_WAY = "ConnectError"
 """How an error begins where there was no connection."""
 HOT_PCT = checks.BUSY_PCT
 
-Answer = Literal["not-asked", "answered", "silent", "refused", "failed", "malformed", "overload"]
+Answer = Literal[
+    "not-asked",
+    "answered",
+    "silent",
+    "refused",
+    "failed",
+    "gateway",
+    "unavailable",
+    "malformed",
+    "overload",
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class View:
     def answer(self) -> Answer:
         """What became of the one small request."""
         data = self.inference
-        if data is None:
+        if data is None or data.error.startswith(NOT_SENT):
             return "not-asked"
         if data.answered:
             return "answered"
@@ -64,7 +75,11 @@ class View:
             return "failed" if ENDED_BADLY in data.error else "malformed"
         if data.status == 429:
             return "overload"
-        return "failed" if data.status >= 500 else "refused"
+        if data.status < 500:
+            return "refused"
+        if gateways(data):
+            return "gateway"
+        return "unavailable" if data.status == 503 else "failed"
 
     # ------------------------------------------------------------ the front
 
@@ -112,9 +127,32 @@ class View:
 
     @property
     def _answers(self) -> list[EndpointAnswer]:
-        return self.endpoints.answers if self.endpoints else []
+        asked = self.endpoints.answers if self.endpoints else []
+        return [a for a in asked if not a.error.startswith(NOT_SENT)]
+
+    @property
+    def warms(self) -> bool:
+        """Whether all that is not well says 503: a server that starts does."""
+        bad = {a.status for a in self._answers if (a.status or 0) >= 500}
+        return bad == {503}
+
+    @property
+    def behind(self) -> EndpointAnswer | None:
+        """An endpoint's answer that is of what stands before the server: 502 and 504, or a page."""
+        return next((a for a in self._answers if stands_before(a.status, a.body)), None)
 
     # ------------------------------------------------------------ the counters
+
+    @property
+    def here(self) -> bool:
+        """Whether processes of the engine itself were found behind the address."""
+        return self.facts.root_pid is not None and bool(self.facts.engine)
+
+    @property
+    def own(self) -> bool:
+        """Whether the counters are of the server that was asked: its processes are here, or a
+        request is counted that waits. A balancer may have asked another replica for them."""
+        return self.here or bool(self.always("running") or self.always("waiting"))
 
     def readings(self, short: str) -> list[float]:
         engine = ENGINES.get(self.facts.engine)
@@ -123,13 +161,16 @@ class View:
 
     @property
     def progress(self) -> bool | None:
-        """Whether a counter of tokens moved; None: none was read twice.
+        """Whether a counter of tokens moved; None: none was read twice, or one fell.
 
         Requests count only where tokens are not counted: a frozen vLLM counts as finished those
         that their clients give up.
         """
         for counters in (TOKENS, ("finished",)):
             readings = [values for c in counters if len(values := self.readings(c)) >= 2]
+            pairs = [pair for values in readings for pair in pairwise(values)]
+            if not self.here and any(after < before for before, after in pairs):
+                return None  # counted anew, or by another replica
             if readings:
                 return any(values[-1] != values[0] for values in readings)
         return None
@@ -155,7 +196,11 @@ class View:
         names = engine.metrics.get(short, ()) if engine else ()
         reason = short.removeprefix("waiting_") if short.startswith("waiting_") else None
         found = []
-        for result, data in self.evidence.results(MetricsData, "check"):
+        read = list(self.evidence.results(MetricsData, "check"))
+        begun = read[-1][1].total(BEGUN_AT) if read else None
+        for result, data in read:
+            if data.total(BEGUN_AT) not in (None, begun):
+                continue
             values = [
                 s.value
                 for s in data.samples
@@ -262,5 +307,5 @@ class View:
 
 
 def _refused(status: int | None) -> bool:
-    """It turned this request away, which tells nothing of how it is."""
-    return status is not None and 400 <= status < 500
+    """It turned this request away, or sent it elsewhere, which tells nothing of how it is."""
+    return status is not None and 300 <= status < 500

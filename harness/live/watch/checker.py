@@ -17,6 +17,7 @@ from mmrepro.base.machine.host import SHORT, Lateness
 from mmrepro.engines import ENGINES
 from mmrepro.failure.documents.diagnosis import Certainty, NamedClass, TargetFacts
 from mmrepro.failure.signature.live_server import LATENESS
+from mmrepro.failure.signature.views import BEGUN_AT
 from mmrepro.live.diagnose.classes import classes
 from mmrepro.live.diagnose.ranks import look
 from mmrepro.live.diagnose.readings import View
@@ -89,6 +90,8 @@ PROGRESS = _metrics("prompt_tokens", "generation_tokens")
 GAUGES = _metrics("kv_usage")
 HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
 HINTS[403] = HINTS[401]
+TIED = 3
+"""So many answers in a row that move the counters: these are of the server that answers."""
 
 
 class Checker:
@@ -116,6 +119,8 @@ class Checker:
         self.image = image
         self.headers = dict(headers or {})
         self._worked = False
+        self._tied = 0
+        self._begun: float | None = None
         self._window = Window()
         self._growth = Growth()
         self._answers = 0
@@ -208,6 +213,7 @@ class Checker:
         if data.answered:
             self._processes.answered()
             self._worked = True
+            self._tie(before)
             return CheckOutcome.OK, ""
         if data.status is None and data.seconds >= 0.9 * data.deadline_s:
             return self._silence("a small request", before, seen)
@@ -229,7 +235,8 @@ class Checker:
         if dead := self._processes.part_dead():
             return CheckOutcome.FAILED, dead
         # A gateway says 502 to 504, and of one that never worked the request may be to blame.
-        if status == 500 and self._worked and before and before == self._signs():
+        fails = status == 500 and self._worked and before
+        if fails and before == self._signs() and self._own(before, before):
             return CheckOutcome.SILENT, f"{asked}: 500, and no counter of work moves"
         told = status or error.partition(":")[0]  # what follows may be the server's own words
         return CheckOutcome.ERROR, f"{asked}: {told}"
@@ -244,10 +251,31 @@ class Checker:
         if self._lateness.share > SHORT:
             return CheckOutcome.ERROR, f"{told}; this machine is short of processors"
         counted = after is not None and bool(before.keys() & after.keys())
+        counted = counted and self._own(before, after or {})
         mute = after is None and self._processes.near
         if verdict is CheckOutcome.SILENT and not counted and not mute:
-            return CheckOutcome.ERROR, f"{told}; no counter tells whether it works on others"
+            return CheckOutcome.ERROR, f"{told}; no counter of its own tells whether it works"
         return verdict, "; ".join(filter(None, [told, why]))
+
+    def _own(self, before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+        """Whether the counters are of the server that is asked, and not of another replica behind
+        a balancer: its processes are here, a request is counted that waits, or the counters have
+        moved with each of the last ``TIED`` answers and are still of the same process."""
+        if self._processes.seen:
+            return True
+        if any(after.get(name, v) < v for name, v in before.items() if name not in GAUGES):
+            return False
+        facts = self._processes.facts
+        busy = facts is not None and any(self._total(facts, g) for g in ("running", "waiting"))
+        same = before.get(BEGUN_AT) == after.get(BEGUN_AT)
+        return same and (busy or (self._tied >= TIED and after.get(BEGUN_AT) == self._begun))
+
+    def _tie(self, before: Mapping[str, float]) -> None:
+        """Count the answers in a row that moved the counters: others were another replica's."""
+        if not self._processes.seen:
+            after = self._signs() or {}
+            self._tied = self._tied + 1 if moved_signs(before, after) else 0
+            self._begun = after.get(BEGUN_AT)
 
     def _signs(self) -> dict[str, float] | None:
         """Counters of work done; empty where there are no metrics, None where they are late."""
@@ -256,7 +284,8 @@ class Checker:
         if isinstance(data, MetricsData):
             self._counted = data
             self._processes.name_engine(frozenset(s.name for s in data.samples))
-            return {name: v for name in (*PROGRESS, *GAUGES) if (v := data.total(name)) is not None}
+            signs = (*PROGRESS, *GAUGES, BEGUN_AT)
+            return {name: v for name in signs if (v := data.total(name)) is not None}
         return None if result.status is ProbeStatus.TIMED_OUT else {}
 
     def _look_who_is_connected(self) -> None:
@@ -274,6 +303,9 @@ class Checker:
 
 
 def moved_signs(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    """Names of those that changed. A counter that fell is no progress: a restart."""
+    """Names of those that changed. A counter that fell is no progress: a restart, or another
+    replica's, as is one of a process that began at another time."""
+    if before.get(BEGUN_AT) != after.get(BEGUN_AT):
+        return []
     known = [name for name in after if name in before and after[name] != before[name]]
     return [name for name in known if after[name] > before[name] or name in GAUGES]

@@ -195,8 +195,15 @@ class Processes:
 
     @property
     def near(self) -> bool:
-        """No network lies between: it runs on this machine."""
-        return self._found().facts.place != "remote"
+        """No network lies between, nor a proxy that can be seen: it runs on this machine."""
+        target = self._found()
+        return target.facts.place != "remote" and not target.proxied
+
+    @property
+    def seen(self) -> bool:
+        """Whether its processes are here, and are an engine's."""
+        facts = self._found().facts
+        return facts.root_pid is not None and bool(facts.engine)
 
     def answered(self) -> None:
         """It works: what was seen of a silence before is over."""

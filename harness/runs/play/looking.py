@@ -304,6 +304,22 @@ def read_tracebacks(log: Path, start: int = 0, fatal: str = "") -> list[Tracebac
     return tracebacks(text.splitlines(), fatal)
 
 
+END_BYTES = 256 << 10
+
+
+def says_it_ends(log: Path, start: int, pattern: str) -> bool:
+    """Whether the end of a log, from byte ``start`` on, holds an engine's own line of ``pattern``:
+    that it ends its processes itself."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - END_BYTES))
+            text = file.read(END_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return False
+    reads = (read_line(clean(line.encode("utf-8", "replace"))) for line in text.splitlines())
+    return bool(pattern) and any(re.search(pattern, one.own[one.head :]) for one in reads)
+
+
 def tracebacks(lines: Iterable[str], fatal: str = "") -> list[Traceback]:
     """Of lines in which several processes may write in turn. ``fatal``: pattern of what an engine
     says before the traceback of what ends it; "": it says nothing."""

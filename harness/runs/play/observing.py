@@ -14,7 +14,7 @@ from mmrepro.probes.data import ThreadStack
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.observe import Interpreter, Probing
 from mmrepro.runs.play import looking
-from mmrepro.runs.play.looking import failed, read_tracebacks, reading, telling
+from mmrepro.runs.play.looking import failed, read_tracebacks, reading, says_it_ends, telling
 from mmrepro.runs.play.players import Look, PlayOptions
 from mmrepro.runs.start import Started
 from mmrepro.traffic import Traffic
@@ -172,7 +172,7 @@ class Observing:
     def _dead(self) -> bool:
         role, code = self.server.spec.engine.core_role, self.server.process.exit_code
         if code is not None:
-            self.state, self.said = PlayState.DIED, f"the server ended by itself with {code}"
+            self.state, self.said = PlayState.DIED, f"the server ended with {code}"
         elif self._core and not processes.alive(self._core.pid, self._core.start_ticks):
             self.state, self.said = PlayState.DIED, f"the server's process {role} is gone"
         return self.state is PlayState.DIED
@@ -242,6 +242,10 @@ class Observing:
         engine = self.server.spec.engine
         fatal = engine.log_patterns.get("core-fatal", "")
         found = read_tracebacks(self.server.process.log, self._log_start, fatal)
+        played.ends_itself = self.state is PlayState.DIED and (
+            any(one.fatal for one in found)
+            or says_it_ends(self.server.process.log, self._log_start, engine.ends_itself)
+        )
         told = telling(found, self.recorder.evidence.requests, engine.core_role)
         played.frames = told[0].frames_of(engine) if told else []
         played.causes = list(dict.fromkeys(one.error for one in told))[:MAX_CAUSES]

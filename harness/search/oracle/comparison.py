@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -32,6 +33,12 @@ SHAPING = frozenset(
 )
 """Parameters by which another token than the likeliest may be taken; logprobs are told without
 them."""
+_REFUSAL = re.compile(
+    r"\W*(?:I(?:['\u2019]m| am) (?:sorry|unable|not able)|(?:I['\u2019]m |I )?sorry\b|"
+    r"I (?:can['\u2019]t|can ?not|won['\u2019]t)|as an AI\b|unfortunately)",
+    re.IGNORECASE,
+)
+"""How models decline: to one request as to another."""
 ANSWERS = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
 
 
@@ -141,8 +148,9 @@ class _Comparison:
     def _whose(self, op: Operation, mine: Answer, compared: Compared) -> str:
         """The operation to which the reference gave the answer that ``op`` got; "": to none.
 
-        A near-tie may lead to any answer, and requests that are much alike have the same: there,
-        the prompt's length must be that of the other one as well.
+        A near-tie may lead to any answer, and requests that are much alike have the same, as have
+        those that a model declines: there, the prompt's length must be that of the other one as
+        well.
         """
         assert self.bound is not None
         told = _length(self.mine, op.id)
@@ -150,14 +158,19 @@ class _Comparison:
         same = compared.verdict is Verdict.SAME
         if same or (compared.verdict is not Verdict.DIFFERS and not foreign):
             return ""
+        found: list[str] = []
         for other in self._by_start.get(_starts(mine)[0], []):
             if other == op.id or (foreign and _length(self.right, other) != told):
                 continue
             like = near_ties.compare(mine, self._answers[other], self.bound)
             far = like.alike >= max(1 if foreign else LEAST_ALIKE, compared.alike + 1)
             if far and like.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
-                return other
-        return ""
+                found.append(other)
+        asked = {id: (one.messages, one.prompt) for id in found if (one := self.case.operation(id))}
+        several = any(prompt != asked[found[0]] for prompt in asked.values())
+        if not foreign and (several or _REFUSAL.match(mine.text)):
+            return ""  # what many get is nobody's own
+        return found[0] if found else ""
 
     @cached_property
     def _answers(self) -> dict[str, Answer]:

@@ -36,6 +36,8 @@ ENOUGH = 3
 _TYPE = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Fault|Timeout))\b"
 )
+PLAIN = ("AssertionError", "RuntimeError", "ValueError", "Exception")
+"""Types of exceptions of which one function may raise several for different reasons."""
 _QUOTED = re.compile(r"\"[^\"\n]*\"|`[^`\n]*`|(?<!\w)'[^'\n]*'(?!\w)")
 _PATH = re.compile(r"(?<!\w)[\w.~-]*(?:/[\w.@+=~-]+)+/?")
 _HEX = re.compile(r"\b(?:0x)?[0-9a-f]{8,}\b", re.IGNORECASE)
@@ -60,7 +62,8 @@ def normalised(message: str) -> str:
 def loud_bucket(
     engine: str, kind: FindingClass, causes: Sequence[str], frames: Sequence[str], otherwise: str
 ) -> str:
-    """Of an exception: its type and the top functions; without a traceback, its message.
+    """Of an exception: its type and the top functions; its message where the type says nothing,
+    or there is no traceback.
 
     Args:
         causes: lines that say why, the one that matters first.
@@ -68,10 +71,13 @@ def loud_bucket(
         otherwise: where there is no cause.
     """
     cause = causes[0] if causes else otherwise
-    typed = _TYPE.match(cause.strip())
-    named = typed[1] if typed else ""
+    cause = cause.strip()
+    typed = _TYPE.match(cause)
     top = [name for name in frames if not name.startswith("<")][:TOP_FRAMES]
-    what = named if named and top else normalised(cause) or "no cause"
+    what = normalised(cause) or "no cause"
+    if typed and top:
+        said = normalised(cause[typed.end() :]) if typed[1] in PLAIN else ""
+        what = f"{typed[1]}: {said}" if said else typed[1]
     return "/".join([engine, str(kind), what, *([" < ".join(top)] if top else [])])
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import FindingClass, Sighting
 from mmrepro.failure.signature.answers import grade
+from mmrepro.failure.signature.coherence import sent_by_others
 from mmrepro.probes.data import StacksData
 from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle.judged import (
@@ -68,9 +69,14 @@ def start_failure(played: Played, engine: Engine) -> Judged:
 
 
 def death(case: Case, played: Played, engine: Engine) -> Judged:
-    """The server ended by itself."""
+    """The server ended, and nobody sent it a signal."""
     if played.state is not PlayState.DIED:
         return Judged()
+    sent_it = sent_by_others(played.exit_code, played.evidence, engine.ends_itself)
+    if sent_it is not None and not played.ends_itself:
+        name = signal.Signals(sent_it).name
+        told = f"{name} ended the server: somebody sent it, or a kernel that is out of memory."
+        return Judged(unseen=[f"{told} That it died tells nothing of the requests."])
     # Operations that were on their way when the server died.
     sent = (one for one in sent_of(case, played) if not one.record.left)
     lost = [one.op.id for one in sent if _DEAD.search(_failure(one.record))]
@@ -79,7 +85,7 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
     return Judged.found(
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, ended),
-        _because(f"The server ended by itself ({ended})", played),
+        _because(f"The server ended ({ended})", played),
         "It goes on, whatever is sent.",
         by=played.stuck or lost,
     )
@@ -115,6 +121,14 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
     if after is None:
         return Judged()
     lost = _failed_for_good(case, played)
+    if not lost and not any(one.record.left for one in sent_of(case, played)):
+        # Each request was answered: one that fails is no server that fails for good.
+        return Judged.found(
+            FindingClass.SERVER_ERROR,
+            _bucket(engine, None, after),
+            f"The canary after the traffic, whose requests were all answered: {_told(after)}.",
+            "An answer, as before the traffic.",
+        )
     kind = FindingClass.FAILING
     since = f", as the {len(lost)} requests before it were" if len(lost) > 1 else ""
     cause = f": {played.causes[0][:200]}" if played.causes else ""
@@ -162,7 +176,7 @@ def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
             elif one.op.id in lost:
                 counted["answers lost since the server fails every request"] += 1
             else:
-                found.setdefault(_bucket(engine, one, words), []).append(one)
+                found.setdefault(_bucket(engine, one, record), []).append(one)
     return Judged(sightings=list(_sightings(found)), counted=dict(counted))
 
 
@@ -179,12 +193,12 @@ def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
         )
 
 
-def _bucket(engine: Engine, one: Sent, words: str) -> str:
+def _bucket(engine: Engine, one: Sent | None, record: RequestRecord) -> str:
     """Of the answer alone: which exception of the log belongs to it is not known. A stream tells
     the status inside. Where it says nothing, a request with a grammar fails for something else
     than one without."""
-    status = error_code(one.record) or one.record.status or "no answer"
-    if _OPAQUE.search(words) and any(one.parameter(name) for name in GRAMMARS):
+    words, status = _failure(record), error_code(record) or record.status or "no answer"
+    if one and _OPAQUE.search(words) and any(one.parameter(name) for name in GRAMMARS):
         words += ", with a grammar"
     return "/".join([engine.name, str(FindingClass.SERVER_ERROR), str(status), words])
 

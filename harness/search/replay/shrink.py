@@ -3,8 +3,9 @@
 First whole groups are left out, chosen by what a play showed: what was sent after the failing
 request, what looks healthy and shares nothing with what does not, one class of operations after the
 other. What is left of a class is searched for the operations that matter, one after the other, by
-halving. In the end each operation is left out by itself: what is left then is 1-minimal, as delta
-debugging (Zeller and Hildebrandt, IEEE TSE 28(2), 2002) calls it.
+halving. In the end each operation is left out by itself, and each option of the server, until
+neither can go: what is left then is 1-minimal, as delta debugging (Zeller and Hildebrandt, IEEE
+TSE 28(2), 2002) calls it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Shrinking:
         simpler: requests may be changed, and not only left out.
         plainer: options of the server may be left out.
         not_tried: what the budget did not allow.
-        minimal: each operation was left out by itself, or one that is alike.
+        minimal: each operation was left out by itself, or one that is alike; with these options.
     """
 
     case: Case
@@ -78,6 +79,9 @@ class Shrinking:
 
     def __post_init__(self) -> None:
         self._plan = as_it_went(self.case, self.seen)
+        self._singly: Case | None = None
+        self._plainly: Case | None = None
+        """The cases of which each operation, and each option, was left out by itself."""
 
     def run(self) -> None:
         """To the end, or until nothing more may be played."""
@@ -90,13 +94,17 @@ class Shrinking:
             ("simpler requests", self.simplify),
             ("options of the server", self.options),
             ("each operation by itself", self.singles),
+            ("options and operations once more, each without the others that went", self.settle),
         )
         for number, (_, phase) in enumerate(phases):
             try:
                 phase()
             except Spent:
                 self.not_tried += [name for name, _ in phases[number:]]
-                return
+                break
+        if self._plainly != self.case:  # another case needed them
+            self.needed_options.clear()
+        self.minimal = self._singly == self.case
 
     @property
     def ids(self) -> list[str]:
@@ -212,10 +220,22 @@ class Shrinking:
         before = -1
         while len(self.ids) not in (before, 1, 0):
             before = len(self.ids)
+            self.needed.clear()  # more were there then
             self._each_once()
-        for op in self.ids:  # one alone is left
-            self.needed.setdefault(op, Needed(what=op, why="it is the only request"))
-        self.minimal = True
+        if len(self.ids) == 1:
+            alone = set(self.ids) - set(self.failing(self.seen))
+            if not alone or not self._try(self._plan.keeping([]), "without any request").fails:
+                self.needed = {op: Needed(what=op, why="it is the only request") for op in self.ids}
+        self._singly = self.case
+
+    def settle(self) -> None:
+        """Until neither an option nor an operation can go: one may need only what has gone by
+        now."""
+        while self._singly != self.case or (self.plainer and self._plainly != self.case):
+            if self.plainer and self._plainly != self.case:
+                self._each_option(spare=False)
+            if self._singly != self.case:
+                self.singles()
 
     def _each_once(self) -> None:
         groups = stand_ins(self.case, self.seen)
@@ -279,16 +299,25 @@ class Shrinking:
         if not self.plainer:
             return
         every = all_options_left_out(self.case)
-        if every and self._affords(1) and self._change(every):
-            return
-        for change in list(options_left_out(self.case)):
-            if not self._affords(1):
-                self.not_tried.append("further options of the server")
-                return
-            verdict = self._try(change.made(self.case), change.what)
-            if not verdict.fails:
-                why = _why(verdict, "the same requests")
-                self.needed_options[change.name] = Needed(what=change.name, why=why)
+        if every and self._affords(1):
+            self._change(every)
+        self._each_option(spare=True)
+
+    def _each_option(self, *, spare: bool) -> None:
+        """Each option left out by itself, until none can be. ``spare``: as far as each operation
+        can still be tried."""
+        before: Case | None = None
+        while before != self.case:
+            before = self.case
+            self.needed_options.clear()  # more were there then
+            for change in list(options_left_out(before)):
+                if spare and not self._affords(1):
+                    return
+                case = change.made(self.case)
+                if case != self.case and not (verdict := self._try(case, change.what)).fails:
+                    why = _why(verdict, "the same requests")
+                    self.needed_options[change.name] = Needed(what=change.name, why=why)
+        self._plainly = self.case
 
     def _change(self, change: Change) -> bool:
         case = change.made(self.case)

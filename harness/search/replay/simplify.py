@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -247,7 +248,7 @@ def options_left_out(case: Case) -> Iterator[Change]:
 def _options(args: list[str]) -> list[tuple[str, ...]]:
     groups: list[list[str]] = []
     for word in args:
-        if word.startswith("--") or not groups:
+        if re.match(r"--?[A-Za-z]", word) or not groups:
             groups.append([])
         groups[-1].append(word)
     return [tuple(group) for group in groups]

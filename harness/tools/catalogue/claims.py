@@ -32,7 +32,8 @@ class Judgement(Record):
 
 
 class JudgedClaim(Record):
-    """One claim of a scenario, or of several of its variants that say it in the same words."""
+    """One claim of a scenario, or of several of its variants that say it in the same words and
+    whose own runs judge it alike."""
 
     scenario: str
     variants: list[str]
@@ -74,7 +75,8 @@ def dumped(claims: Sequence[JudgedClaim]) -> str:
 
 
 def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
-    """The claims that were judged in these runs, each told by the run that says most of it.
+    """The claims that were judged in these runs, each by the run that says most of it: variants
+    that are judged otherwise stand by themselves.
 
     Args:
         incidents: where each is kept, and what it says.
@@ -98,7 +100,7 @@ def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
             key = (run.scenario, claim.id, claim.text)
             said = _Said(told, run.variant, claim.source, plain=run.plain, own=own)
             claims.setdefault(key, []).append(said)
-    return [_of(*key, said) for key, said in sorted(claims.items())]
+    return [_of(*key, alike) for key, said in sorted(claims.items()) for alike in _by_status(said)]
 
 
 class _Said:
@@ -111,6 +113,18 @@ class _Said:
         self.decides = told.status is not ClaimStatus.NOT_TESTED
         on_cpu = told.fidelity not in ON_GPU
         self.weight = (self.decides, plain and own, plain or not self.decides, on_cpu, told.at)
+
+
+def _by_status(said: Sequence[_Said]) -> list[list[_Said]]:
+    """What was judged of variants whose own best runs say the same, one status after the other."""
+    variants: dict[str, list[_Said]] = {}
+    for one in said:
+        variants.setdefault(one.variant, []).append(one)
+    groups: dict[ClaimStatus, list[_Said]] = {}
+    for _, own in sorted(variants.items()):
+        best = max(own, key=lambda one: one.weight)
+        groups.setdefault(best.told.status, []).extend(own)
+    return [groups[status] for status in ClaimStatus if status in groups]
 
 
 def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim:

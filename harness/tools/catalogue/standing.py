@@ -55,9 +55,10 @@ class Known:
         return list(dict.fromkeys(r.release for r in self.plain if r.fidelity in ON_GPU))
 
     def at(self, release: str) -> list[RecordedRun]:
-        """Plain runs of that release, whichever build of it."""
-        base = Version(release).base_version
-        return [r for r in self.plain if r.version.base_version == base]
+        """Plain runs of that release, whichever build of it (``+cpu``). What was published before
+        it (``rc1``, ``.dev``) or after it (``.post1``) is another one."""
+        public = Version(release).public
+        return [r for r in self.plain if r.version.public == public]
 
     def cures(self) -> list[Cured]:
         """Each mitigation of the scenario, with what was seen of it."""
@@ -172,7 +173,8 @@ def newest_of(
     except MmreproError as error:
         why = error.message.rstrip(".")
     known = {r.release for r in runs if r.engine == engine and r.plain} | {release}
-    return Newest(engine=engine, release=max(known, key=Version), says=RECORDED, why=why)
+    whole = {one for one in known if not Version(one).is_prerelease} or known
+    return Newest(engine=engine, release=max(whole, key=Version), says=RECORDED, why=why)
 
 
 def standings(failures: Sequence[Known], newest: Iterable[Newest]) -> list[Standing]:

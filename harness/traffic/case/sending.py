@@ -30,7 +30,7 @@ class PlayState(StrEnum):
     """Every request has its answer, or its client went away as the case says."""
     START_FAILED = "start-failed"
     DIED = "died"
-    """The server ended by itself."""
+    """The server ended, and the player did not end it."""
     HUNG = "hung"
     """A request has no answer, and nothing moves any more."""
 
@@ -70,6 +70,9 @@ class Played(Record):
     stuck: Annotated[list[str], Field(description="operations without an answer at the end")] = []
     unsent: Annotated[list[str], Field(description="operations that were never sent")] = []
     exit_code: int | None = None
+    ends_itself: Annotated[
+        bool, Field(description="died: its log says what ended it, or that it ends its processes")
+    ] = False
     stack: Annotated[
         list[ThreadStack],
         Field(description="hung: the core's threads as they stand, busiest first"),

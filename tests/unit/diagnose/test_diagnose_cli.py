@@ -39,6 +39,17 @@ def test_what_is_no_deadline(text: str) -> None:
         read_deadline(text)
 
 
+@pytest.mark.parametrize(
+    "bad",
+    ["X: \u00fc", "X: a\nb: c", "X: a\x00", "X Y: a", "X\u00e9: a", "Content-Length: 5", "te: x",
+     "X: a\tb", "Accept-Encoding: gzip"],
+)  # fmt: skip
+def test_a_header_that_cannot_be_sent_is_refused(bad: str) -> None:
+    with pytest.raises(UsageError, match="cannot be sent") as caught:
+        read_headers(["A: b", bad])
+    assert "\n" not in str(caught.value)
+
+
 def test_headers() -> None:
     assert read_headers(["A: b:c", "X:y"]) == {"A": "b:c", "X": "y"}
     for bad in ("A", ": b", "A:"):

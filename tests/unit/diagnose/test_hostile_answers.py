@@ -220,11 +220,11 @@ def test_an_end_that_is_meant_ends_it(tmp_path: Path, monkeypatch: pytest.Monkey
         looked(answering(said(200, MODELS)), tmp_path)
 
 
-KEY = "sk-planted/0123+456789äbc"
+KEY = 'sk-planted/0123+4567"89abc'
 
 
 def test_a_key_that_is_echoed_is_in_no_file(tmp_path: Path) -> None:
-    forms = [KEY, json.dumps(KEY)[1:-1], "sk-planted%2F0123%2B456789%C3%A4bc", KEY.upper()]
+    forms = [KEY, json.dumps(KEY)[1:-1], "sk-planted%2F0123%2B4567%2289abc", KEY.upper()]
     told: list[str] = []
 
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -244,7 +244,7 @@ def test_a_key_that_is_echoed_is_in_no_file(tmp_path: Path) -> None:
     kept = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert any(b"[redacted:header-" in data for data in kept)
     for form in forms:
-        assert not any(form.encode() in data for data in [*kept, *(t.encode() for t in told)])
+        assert not [d for d in [*kept, *(t.encode() for t in told)] if form.encode() in d], form
 
 
 # ---------------------------------------------------------------- our own threads

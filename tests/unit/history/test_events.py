@@ -296,3 +296,56 @@ def test_a_flip_of_a_release_is_always_told(
         assert EventKind.DRIFT in found or old == new
     elif len(set(states)) == 1:
         assert not found
+
+
+# ---------------------------------------------------------------- lost at first, and back-ports
+
+
+@pytest.mark.parametrize("first", ["", "l", "i"], ids=["not run", "lost", "inconclusive"])
+@pytest.mark.parametrize(
+    ("before", "letter", "what"),
+    [
+        ({OLD: "n", MID: "r"}, "n", EventKind.FIXED_IN),
+        ({OLD: "r", MID: "n"}, "r", EventKind.BUG_RETURNED),
+        ({MID: "r"}, "r", EventKind.NEW_RELEASE_AFFECTED),
+    ],
+)
+def test_a_release_that_was_lost_on_its_first_night_is_told_of_on_the_next(
+    before: dict[Cell, str], letter: str, what: EventKind, first: str
+) -> None:
+    nights = night(1, before), night(2, {**before, NEW: first})
+    assert EventKind.NEW_RELEASE in kinds(*nights)
+    assert what not in kinds(*nights)
+    nights = *nights, night(3, {**before, NEW: first})
+    told = kinds(*nights, night(4, {**before, NEW: letter}))
+    assert told == [what]
+    again = kinds(*nights, night(4, {**before, NEW: letter}), night(5, {**before, NEW: letter}))
+    assert again == []
+
+
+def test_a_cell_that_came_later_is_no_news_of_its_release() -> None:
+    other = cell("0.24.0", "other")
+    nights = night(1, {MID: "r", other: "r"}), night(2, {MID: "r", other: "r", NEW: "i"})
+    assert kinds(*nights, night(3, {MID: "r", other: "r", NEW: "n"})) == []
+
+
+@pytest.mark.parametrize(
+    ("fixed", "newer", "returned"),
+    [
+        ("0.22.1", "0.23.0", False),
+        ("0.22.0.post1", "0.22.1", False),
+        ("0.22.1", "1.0.0", False),
+        ("0.22.1", "0.22.2", True),
+        ("0.22.1rc1", "0.22.1", True),
+        ("0.23.0", "0.24.2", True),
+        ("0.22.1", "0.22.1.post1", True),
+    ],
+)
+def test_what_a_back_port_fixed_did_not_return(fixed: str, newer: str, returned: bool) -> None:
+    had, well, new = cell("0.22.0"), cell(fixed), cell(newer)
+    nights = night(1, {had: "r", well: "n"}), night(2, {had: "r", well: "n", new: "r"})
+    told = kinds(*nights)
+    assert (EventKind.BUG_RETURNED in told) is returned
+    assert (EventKind.NEW_RELEASE_AFFECTED in told) is not returned
+    if not returned:
+        assert f"{fixed}, of another branch, has it no more" in last(*nights)[-1].text

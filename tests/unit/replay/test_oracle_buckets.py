@@ -157,3 +157,16 @@ def test_a_waiting_engine_stands_where_its_main_thread_waits():
     main = thread(("run_core", CORE), ("get", "queue.py"), active=False)
     assert judged.hang_path([helper, main], [], "vllm") == ["run_core"]
     assert judged.hang_path([], [], "vllm") == []
+
+
+@pytest.mark.parametrize("kind", ["AssertionError", "RuntimeError", "ValueError", "Exception"])
+def test_what_one_function_asserts_twice_is_two_failures(kind: str) -> None:
+    def bucket(said: str) -> str:
+        return judged.loud_bucket(
+            "vllm", FindingClass.DEATH, [f"{kind}{said}"], ["step", "run"], ""
+        )
+
+    blocks, tokens = bucket(": no free block of 12"), bucket(": more tokens than 12 slots")
+    assert blocks != tokens
+    assert blocks == bucket(": no free block of 977")
+    assert bucket("") not in (blocks, tokens)

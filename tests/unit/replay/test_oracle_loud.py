@@ -38,7 +38,7 @@ def test_a_death_is_known_by_its_exception_or_by_how_it_ended():
     causes = ["AssertionError: nothing to preempt"]
     play = played([], PlayState.DIED, causes=causes, frames=["_decode", "schedule"], exit_code=1)
     assert loud.death(case_of([]), play, VLLM).sightings[0].bucket == (
-        "vllm/death/AssertionError/_decode < schedule"
+        "vllm/death/AssertionError: nothing to preempt/_decode < schedule"
     )
     silent = loud.death(case_of([]), played([], PlayState.DIED, exit_code=-11), VLLM)
     assert silent.sightings[0].bucket == "vllm/death/SIGSEGV"
@@ -214,3 +214,36 @@ def test_a_canary_that_a_death_took_along_is_the_death():
     kinds = [s.finding_class for s in failing(last, PlayState.DIED).sightings]
     assert kinds[0] is FindingClass.DEATH
     assert FindingClass.FAILING not in kinds
+
+
+def test_a_server_that_answered_every_request_does_not_fail_for_good():
+    """The canary alone got an error: once is no "from now on"."""
+    last = canary("canary after", 9.0, "", status=500, error="Internal Server Error")
+    for other in (answer(LONG, at=2.0), refused(LONG, 400, "too long", at=2.0)):
+        records = [canary("canary before", 0.0), answer(FINE, at=1.0), other, last]
+        found = judge(case_of([FINE, LONG]), played(records), engine=VLLM)
+        assert found.sightings[0].finding_class is FindingClass.SERVER_ERROR
+        assert FindingClass.FAILING not in {s.finding_class for s in found.sightings}
+        assert "were all answered" in found.sightings[0].said
+    left = answer(LONG, at=2.0, status=None, left=True)
+    records = [canary("canary before", 0.0), answer(FINE, at=1.0), left, last]
+    found = judge(case_of([FINE, LONG]), played(records), engine=VLLM)
+    first = found.sightings[0].finding_class
+    assert first is FindingClass.FAILING, "nothing was answered since a client left"
+
+
+@pytest.mark.parametrize("code", [-9, -15, -2, -1, 137, 143])
+@pytest.mark.parametrize("causes", [[], ["ValueError: an earlier one"]])
+def test_a_signal_that_somebody_sent_is_no_death(code, causes):
+    play = played([], PlayState.DIED, exit_code=code, causes=causes, frames=["f"] * bool(causes))
+    found = loud.death(case_of([]), play, VLLM)
+    assert not found.sightings
+    assert "somebody sent it" in found.unseen[0]
+    own = loud.death(case_of([]), play.model_copy(update={"ends_itself": True}), VLLM)
+    assert "by itself" not in own.sightings[0].said
+
+
+@pytest.mark.parametrize("code", [-11, -6, -7, 1, 139, None])
+def test_a_crash_and_an_exit_are_a_death(code):
+    found = loud.death(case_of([]), played([], PlayState.DIED, exit_code=code), VLLM)
+    assert [s.finding_class for s in found.sightings] == [FindingClass.DEATH]

@@ -145,6 +145,26 @@ def test_a_swapped_answer_is_named_after_its_owner() -> None:
     assert "r7 got the answer to r20; r20 got the answer to r7" in judged.sightings[0].said
 
 
+@pytest.mark.parametrize("foreign", [False, True], ids=["its own prompt", "another's prompt"])
+def test_an_answer_that_several_have_is_nobodys_own(foreign: bool) -> None:
+    """Three requests are declined in the same words, and now a fourth one is: no cross-talk, unless
+    its prompt has another one's length."""
+    case = case_of(40)
+    declined = dict.fromkeys(("r3", "r20", "r31"), "the same words for all of these")
+    right = play(case, answers=declined)
+    wrong = play(case, answers=declined | {"r7": declined["r3"]})
+    own = [record.prompt_tokens for record in right.evidence.requests]
+    wrong.evidence.requests[7].prompt_tokens = own[20] if foreign else own[7]
+    found = compare_with_reference(case, wrong, right)
+    ours = [s.finding_class for s in found.sightings if s.operations == ["r7"]]
+    assert ours[0] is (FindingClass.CROSS_TALK if foreign else FindingClass.WRONG_ANSWER)
+    one = {"r3": declined["r3"]}
+    alone = play(case, answers=one | {"r7": one["r3"]})
+    alone.evidence.requests[7].prompt_tokens = own[7]
+    found = compare_with_reference(case, alone, play(case, answers=one))
+    assert classes(found) == [FindingClass.CROSS_TALK]
+
+
 @pytest.mark.parametrize(("tokens", "seen"), [(2, "WRONG_ANSWER"), (6, "CROSS_TALK")])
 def test_a_short_answer_that_is_anothers_may_be_so_by_chance(tokens: int, seen: str) -> None:
     case = case_of(40)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from fake_plays import (
+    SERVER,
     FakeGhostKey,
     FakeTest,
     answered_until,
@@ -106,3 +107,74 @@ def test_exactly_the_culprits_are_left_in_few_plays(trace: tuple[list[int], list
     assert found.minimal
     assert set(found.needed) == set(found.ids)
     assert test.plays <= 32
+
+
+# ------------------------------------------------------------------ options and requests together
+
+
+def bound(needs: dict[str, list[str]], culprits: list[str], total: int) -> tuple[Case, FakeTest]:
+    """The last culprit hangs where all of them are there, and where for each thing that is there
+    (a request, an option) one of those that ``needs`` lists for it is there as well."""
+    named = {name for thing, wanted in needs.items() for name in (thing, *wanted)}
+    options = sorted(name for name in named if name.startswith("--"))
+    ops = [fake_op(f"r{n}", text="a" * (n + 1)) for n in range(total)]
+    server = SERVER.model_copy(update={"args": options})
+    case = fake_case(ops).model_copy(update={"server": server})
+
+    def engine(case: Case) -> dict[str, str]:
+        there = {op.id for op in case.operations} | set(case.server.args)
+        kept = all(there & set(wanted) for thing, wanted in needs.items() if thing in there)
+        fails = kept and there >= set(culprits)
+        return answered_until(case, culprits[-1] if fails else None)
+
+    return case, FakeTest(engine)
+
+
+def without(case: Case, name: str) -> Case:
+    if name.startswith("--"):
+        args = [arg for arg in case.server.args if arg != name]
+        return case.model_copy(update={"server": case.server.model_copy(update={"args": args})})
+    return case.keeping([op.id for op in case.operations if op.id != name])
+
+
+def holds(case: Case, test: FakeTest) -> bool:
+    return STUCK in test.engine(case).values()
+
+
+def test_an_option_that_only_a_request_needs_goes_after_it() -> None:
+    """``--limit`` keeps r1 from another failure; without r1 nothing needs it. r2 is only there for
+    ``--seed``."""
+    case, test = bound(
+        {"r1": ["--limit"], "--seed": ["r2"], "r3": ["--seed", "--limit"]}, ["r4"], 6
+    )
+    found = shrunk(case, test)
+    assert (found.ids, found.case.server.args) == (["r4"], [])
+    assert (found.minimal, found.needed_options) == (True, {})
+
+
+things = st.sampled_from([f"r{n}" for n in range(6)] + ["--a", "--b", "--c"])
+
+
+@given(
+    st.dictionaries(things, st.lists(things, min_size=1, max_size=2), max_size=6),
+    st.sets(st.integers(0, 5), min_size=1, max_size=2),
+    st.integers(1, 60),
+)
+def test_what_is_called_needed_is_needed_by_what_is_left(
+    needs: dict[str, list[str]], culprits: set[int], budget: int
+) -> None:
+    case, test = bound(needs, [f"r{n}" for n in sorted(culprits)], 6)
+    if not holds(case, test):
+        return
+    test.budget = budget
+    found = shrunk(case, test)
+    left = found.case
+    assert holds(left, test)
+    for name in [*found.needed_options, *found.needed]:
+        alone = name in found.needed and len(left.operations) == 1
+        stands_in = found.needed[name].by if name in found.needed else ""
+        assert alone or stands_in or not holds(without(left, name), test), name
+    if found.minimal and found.plainer and not found.not_tried:
+        assert set(found.needed) == set(found.ids)
+        assert set(found.needed_options) == set(left.server.args)
+    assert found.minimal or found.not_tried

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from made_up_plays import answer as answered, operation
 from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
+from mmrepro.runs.play import looking
 from mmrepro.runs.play.looking import (
     OF_LEAVING,
     failed,
@@ -218,3 +219,17 @@ def test_a_prompt_begins_no_traceback() -> None:
         lines = [f"(APIServer pid=1) {said}", "(APIServer pid=1) ValueError: an answer to it"]
         assert [one.error for one in tracebacks(lines, "the end is near")] == []
     assert tracebacks(["Traceback (most recent call last):", "ValueError: x"])[0].error
+
+
+def test_a_server_that_ends_its_own_processes_says_so(tmp_path: Path) -> None:
+    """SGLang's own line, and not what a client makes it quote."""
+    pattern, log = get_engine("sglang").ends_itself, tmp_path / "engine.log"
+    own = "[2026-11-25 12:00:01] kill_process_tree called: parent_pid=7 include_parent=True\n"
+    quoted = "[2026-11-25 12:00:01] Receive: obj=GenerateReqInput(text='SIGQUIT received.')\n"
+    for text, ends in ((own, True), (quoted, False), ("", False)):
+        log.write_text("[2026-11-25 12:00:00] ready\n" + text)
+        assert looking.says_it_ends(log, 0, pattern) is ends, text
+    log.write_text(own)
+    assert not looking.says_it_ends(log, len(own), pattern), "of an earlier server"
+    assert not looking.says_it_ends(log, 0, "")
+    assert not looking.says_it_ends(tmp_path / "none", 0, pattern)
