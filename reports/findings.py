@@ -84,6 +84,11 @@ def commands(
             yield f"what is known about {one.id}", f"mmrepro show {one.finding.known}"
         else:
             yield f"to report {one.id} upstream", f"mmrepro report {place} --format issue"
+            if isinstance(made, Replay) and made.report is not None:
+                name = f"repro-{one.finding.finding_class}"
+                scenario = f"mmrepro new {name} --from {place}"
+                file = name.replace("-", "_") + ".py"
+                yield "to find the release that brought it", f"{scenario} && mmrepro bisect {file}"
     yield "to repeat it", made.command
 
 
@@ -187,7 +192,9 @@ def context(
 
 def standing(finding: Finding) -> str:
     """``ghost-key-eviction``, or ``unknown``; with a note where it is not confirmed."""
-    return (finding.known_name or "unknown") + " (not confirmed)" * (not finding.confirmed)
+    known = finding.known_name or "unknown"
+    same = f", the same bucket as {finding.same_as}" if finding.same_as else ""
+    return known + same + " (not confirmed)" * (not finding.confirmed)
 
 
 def tone(finding: Finding) -> b.Tone:

@@ -6,7 +6,7 @@ from typing import Final
 from mmrepro.base.units import duration
 from mmrepro.failure.documents.replay import REPLAY_FILE, Replay, bucket_words
 from mmrepro.failure.documents.stored import document_json, replace_file
-from mmrepro.reports import blocks as b, documents, findings, words
+from mmrepro.reports import blocks as b, documents, findings, repro, words
 from mmrepro.reports.documents import kind
 from mmrepro.traffic.case.model import SCRIPT_FILE, Origin
 
@@ -32,6 +32,8 @@ def write_replay(replay: Replay, directory: Path) -> None:
             replace_file(loaded.folder / SCRIPT_FILE, one.script_of(loaded))
         documents.write(one.KIND, loaded, loaded.folder)
     documents.write(KIND, replay, directory)
+    if replay.report is not None and replay.report.verdict is not None:
+        replace_file(directory / repro.COMMENT_FILE, repro.comment(replay))
 
 
 def compose(replay: Replay, folder: str = "") -> b.Page:
@@ -44,19 +46,25 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
         for s in replay.unconfirmed[:100]
     ]
     counted = findings.times(replay.counted)
+    of_report = repro.badge(replay.report) if replay.report and replay.finished else None
+    refused = b.Badge("Nothing tested", "unsure", replay.nothing_tested)
+    plain = findings.badge(replay, replay.findings, nothing)
+    if replay.nothing_tested and replay.state == "complete":
+        plain = refused
     return b.Page(
         title=f"Replay of {where}",
-        badge=findings.badge(replay, replay.findings, nothing),
+        badge=of_report or plain,
         subject=where,
         warning=b.Warning(replay.failure) if replay.failure else None,
-        card=[*findings.card(found)],
+        card=[*findings.card(found), *repro.card(replay)],
         counts=[
             *findings.counts(replay.findings, len(replay.unconfirmed)),
             f"{starts(replay)} of at most {replay.budget} servers started",
             duration(seconds(replay)),
         ],
-        commands=[*findings.commands(replay, found, folder)],
+        commands=[*repro.commands(replay, folder), *findings.commands(replay, found, folder)],
         sections=[
+            *repro.sections(replay),
             b.Section("Shrinking", findings.shrinking(found), 80),
             findings.findings_section(found),
             b.Section(

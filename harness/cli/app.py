@@ -21,6 +21,7 @@ COMMANDS = {
     "logs": ("logs:logs", "Find out what ended a server, by its logs and dumps."),
     "why": ("why:why", "Find out why a server does not start."),
     "find": ("find:find", "Find the known failure that a text, log or issue is."),
+    "repro": ("repro:repro", "Test a bug report: its server and its client."),
     "replay": ("replay:replay", "Shrink recorded traffic to what fails."),
     "fuzz": ("replay:fuzz", "Look for failures that nobody has reported."),
     "ablate": ("ablate:ablate", "Find out which setting is the cause."),

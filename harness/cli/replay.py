@@ -3,7 +3,7 @@ wrong, and the few requests that show it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ def replay(asked: ReplayCommand) -> None:
     """Replay recorded traffic on a fresh engine, notice what is wrong, and shrink it.
 
     It talks to servers that it started itself, never to the recording's. Exit codes: 0 nothing
-    unknown; 1 an unknown failure, confirmed; 3 observed but not confirmed; 4 infrastructure.
+    unknown; 1 an unknown failure, confirmed; 3 not confirmed, or all was refused; 4 infrastructure.
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
@@ -41,7 +41,7 @@ def replay(asked: ReplayCommand) -> None:
             typer.echo(said, err=True)
         return made
 
-    _conduct(asked, jobs, begin, KIND)
+    conduct_search(asked, jobs, begin, KIND)
 
 
 @command(FuzzCommand)
@@ -60,7 +60,7 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.search.fuzz.session import Fuzzing
 
     asked = settled(asked)
-    _conduct(
+    conduct_search(
         asked,
         asked.jobs,
         lambda: Fuzzing(asked, write=partial(keep, KIND), write_replay=write_replay),
@@ -68,17 +68,19 @@ def fuzz(asked: FuzzCommand) -> None:
     )
 
 
-def _conduct(
+def conduct_search(
     asked: ReplayCommand | FuzzCommand,
     jobs: int | None,
     begin: Callable[[], Any],
     kind: Kind[Any],
+    servers: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Run it, print it and exit.
 
     Args:
         begin: makes the session, and its folder.
         kind: of its document and its reports.
+        servers: engines and releases that it starts; (): the one of ``asked``.
     """
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import carry_out
@@ -86,7 +88,8 @@ def _conduct(
     from mmrepro.engines import spec_for
 
     if not (asked.ray or asked.resume):
-        announce(spec_for(asked.server.engine, asked.server.release), yes=asked.yes)
+        for engine, release in servers or [(asked.server.engine, asked.server.release)]:
+            announce(spec_for(engine, release), yes=asked.yes)
     made = carry_out(begin(), kind, asked, TrialOptions(), jobs=jobs)
     failed = made.state == "failed"
     raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

@@ -231,6 +231,10 @@ class Started:
                 return pid
         return None
 
+    def alive(self) -> bool:
+        """Whether it runs, with the process that schedules."""
+        return self.process.exit_code is None and self.core_pid is not None
+
     @property
     def worker_pids(self) -> list[int]:
         """The processes that only run the model, beside the core."""

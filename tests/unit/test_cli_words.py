@@ -203,7 +203,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, here: Here) -> list[st
 @pytest.mark.parametrize(
     ("line", "known"),
     [
-        ("mmrepro rep", ["replay", "report"]),
+        ("mmrepro rep", ["repro", "replay", "report"]),
         ("mmrepro run ghost-k", ["ghost-key-eviction"]),
         ("mmrepro fuzz v", ["vllm"]),
         ("mmrepro run ghost-key-eviction --release 0.23", ["0.23.0"]),

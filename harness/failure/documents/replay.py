@@ -175,6 +175,9 @@ class Finding(Record):
     known: Annotated[str | None, Field(description="a scenario's name")] = None
     known_variant: str = ""
     known_why: str = ""
+    same_as: Annotated[
+        str, Field(description="folder of an earlier finding here with the same bucket")
+    ] = ""
     confirmed: Annotated[
         bool, Field(description="seen again on fresh servers, as often as was asked for")
     ] = False
@@ -241,6 +244,107 @@ class PlayFacts(Record):
     error: Annotated[str, Field(description="infrastructure: why it counts for nothing")] = ""
 
 
+class Answer(Record):
+    """What came of one request in the first play."""
+
+    operation: str
+    method: str = "POST"
+    path: str
+    status: Annotated[
+        str, Field(description="'200', or stuck, left, unsent, broken, as the play saw it")
+    ]
+    words: Annotated[str, Field(description="first words of the answer; of a refusal its text")]
+    seconds: float | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server declined it, so that it tested little."""
+        return self.status[:1] == "4"
+
+
+# ------------------------------------------------------------------------------ of a bug report
+
+
+class ReproVerdict(StrEnum):
+    """What a bug report's requests showed."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not-reproduced"
+    DIFFERENT = "different"
+    """Something else is wrong than what the report has."""
+    UNPROVEN = "unproven"
+    """Observed, and not as often as confirms it."""
+    NOTHING_TESTED = "nothing-tested"
+    """No request came as far as what the report is about."""
+    NEEDS_HARDWARE = "needs-hardware"
+    """Nothing shows without what is not here: a GPU, several, the real model."""
+
+
+REPRO_EXITS: Final = {ReproVerdict.NOT_REPRODUCED: 0, ReproVerdict.REPRODUCED: 1}
+
+
+class Replaced(Record):
+    """What a server has in place of what its command says, and why."""
+
+    what: Annotated[str, Field(description='of the command; "": it has nothing there')]
+    by: Annotated[str, Field(description='in its place; "": nothing')] = ""
+    why: str
+    essential: Annotated[
+        bool, Field(description="a failure may hang on it: without it, silence says nothing")
+    ] = False
+    model: Annotated[bool, Field(description="it is the model")] = False
+
+    @property
+    def words(self) -> str:
+        """A sentence."""
+        if self.by and self.what:
+            return f"{self.by} stands for {self.what}: {self.why}."
+        if self.by:
+            return f"{self.by} is added: {self.why}."
+        return f"{self.what} is left out: {self.why}."
+
+
+class Claim(Record):
+    """What a report has observed, as far as its words say."""
+
+    classes: list[FindingClass] = []
+    status: int | None = None
+    exceptions: Annotated[list[str], Field(description="classes of exceptions in it")] = []
+    hardware: Annotated[str, Field(description="its words that only a GPU can show")] = ""
+
+    @property
+    def words(self) -> str:
+        """``500``, ``death``: the most specific; "": nothing is known."""
+        return str(self.status or "") or next((one.value for one in self.classes), "")
+
+
+class OnRelease(Record):
+    """What a finding's case showed on another release."""
+
+    release: str
+    finding: str
+    state: Literal["fixed", "still", "other", "not-tested"]
+    said: str
+
+
+class ReportFacts(Record):
+    """The bug report that a replay tests: what it asks for, and what was made of it."""
+
+    source: Annotated[str, Field(description="name of the report's file, without folders")] = ""
+    server: Annotated[str, Field(description="the server's command, as it is written")] = ""
+    client: Annotated[str, Field(description="the client, as it is written")] = ""
+    claim: Claim = Claim()
+    replaced: list[Replaced] = []
+    notes: Annotated[list[str], Field(description="sentences on how it was read and run")] = []
+    isolation: Annotated[str, Field(description='how the client was run; "": none was')] = ""
+    output: Annotated[str, Field(description="the last that the client printed")] = ""
+    died: Annotated[bool, Field(description="the server ended while the client ran")] = False
+    asked: Annotated[str, Field(description="--fixed: the release that is compared")] = ""
+    fixed: list[OnRelease] = []
+    verdict: ReproVerdict | None = None
+    said: Annotated[str, Field(description="the verdict in a sentence")] = ""
+
+
 class Replay(CampaignDocument):
     """One replay: traffic in, findings out."""
 
@@ -263,6 +367,12 @@ class Replay(CampaignDocument):
     packages: Annotated[list[str], Field(description="name==version, of its environment")] = []
     start_mode: str = ""
     deadline_s: float | None = None
+    answers: Annotated[
+        list[Answer], Field(description="of the first play: what each request tested")
+    ] = []
+    report: Annotated[
+        ReportFacts | None, Field(description="the bug report that it tests; null: none")
+    ] = None
     plays: list[PlayFacts] = []
     kept_s: Annotated[float, Field(description="in plays that an earlier call had made")] = 0.0
     budget: Annotated[int, Field(description="most starts of servers")]
@@ -277,12 +387,35 @@ class Replay(CampaignDocument):
     limits: list[str] = []
 
     @property
+    def tested(self) -> list[Answer]:
+        """Answers of the first play that test something: those of mere looks (GET) only where
+        there are no others."""
+        sent = [one for one in self.answers if one.status != "unsent"]
+        return [one for one in sent if one.method not in ("GET", "HEAD", "OPTIONS")] or sent
+
+    @property
+    def nothing_tested(self) -> str:
+        """Why the requests tested nothing, in a sentence: all were refused; "": some did."""
+        told = self.tested
+        if self.findings or self.unconfirmed or not told:
+            return ""
+        refused = [one for one in told if one.refused]
+        if len(refused) < len(told):
+            return ""
+        first = refused[0]
+        others = f", and {len(refused) - 1} more were refused" if len(refused) > 1 else ""
+        return f"nothing was tested: {first.operation} got {first.words}{others}"
+
+    @property
     def exit_code(self) -> int:
-        """1: unknown and confirmed; 3: unproven only; 0: neither."""
+        """1: unknown and confirmed; 3: unproven only, or nothing was tested; 0: neither. Of a bug
+        report: 1: reproduced; 0: it is not; 3: neither can be said."""
+        if self.report is not None and self.report.verdict is not None:
+            return REPRO_EXITS.get(self.report.verdict, 3)
         if any(f.confirmed and f.known is None for f in self.findings):
             return 1
         unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
-        return 3 if unproven else 0
+        return 3 if unproven or self.nothing_tested else 0
 
 
 def bucket_words(buckets: list[str]) -> str:

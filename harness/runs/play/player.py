@@ -9,12 +9,15 @@ import json
 import shlex
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 from mmrepro.base.errors import EngineStartError, UsageError
 from mmrepro.base.machine.gpu import Choice, leased
 from mmrepro.engines import get_engine
+from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.models import TinyModel, TinyQwen2VL
 from mmrepro.engines.models.tiny import TINY, TinyText
@@ -38,6 +41,8 @@ from mmrepro.runs.start import (
 from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.traffic.capture.client import ClientRun, ClientWanted, run_client
+from mmrepro.traffic.capture.proxy import RecordingProxy
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
@@ -45,6 +50,7 @@ from mmrepro.traffic.evidence.recorder import Listener
 
 NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
+RECORDED: Final = "recorded.har"
 GATE_LIMIT_S = 30.0
 UNKNOWN_S = 0.2
 """An answer's time, where a gate measured none."""
@@ -111,6 +117,31 @@ class Player:
             journal.incident.deadline_s = deadlines.answer_s
         self.deadlines = deadlines
         return deadlines
+
+    def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
+        """Run a client against a server of its own, whose latencies are measured before.
+
+        What it sends is recorded as ``RECORDED`` in ``folder``. Where the server does not start
+        nothing is: the first play tells what is wrong. Raises UsageError: the client cannot be run.
+        """
+        scenario, options = replayed(self.server, self.options)
+        journal = self._journal(scenario, options, folder)
+        made = ClientRun(ran=False)
+        self.deadlines = derive([UNKNOWN_S])
+        with contextlib.suppress(EngineStartError), journal.whole_run():
+            server = self._started(scenario, options, journal)
+            with in_service(server, journal):
+                asyncio.run(_gate(server, journal))
+                answered = [r.latency_s for r in journal.recorder.evidence.requests if r.answered]
+                self.deadlines = derive(answered or [UNKNOWN_S])
+                journal.incident.deadline_s = self.deadlines.answer_s
+                with RecordingProxy(urlsplit(server.url).port or 0, SERVED_MODEL) as proxy:
+                    python = server.spec.environment.python
+                    made = run_client(replace(wanted, python=python), proxy, alive=server.alive)
+                    made.died = not server.alive()
+                proxy.write(folder / RECORDED)
+                made.notes += proxy.notes
+        return self.deadlines, made
 
     def play(
         self,

@@ -25,7 +25,7 @@ from mmrepro.campaign.work import Began, Here, Order, Working
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.documents.folder import new_folder
-from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
+from mmrepro.failure.documents.replay import Finding, FindingClass, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
@@ -43,6 +43,7 @@ from mmrepro.search.replay.store import (
     Wanted,
     observation_of,
 )
+from mmrepro.traffic.capture.client import ClientRun, ClientWanted
 from mmrepro.traffic.case.files import case_digest, read_contents, write_case
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
@@ -70,6 +71,7 @@ class CaseResult(Record):
     Attributes:
         played: None: of deadlines.
         looked: what a look at the living server told.
+        client: how the client of a report ran, where one was asked for.
         seconds: with all that was around it.
         error: infrastructure: why an attempt before it counts for nothing.
         place: folder of its files, below the campaign's.
@@ -79,6 +81,7 @@ class CaseResult(Record):
     played: Played | None = None
     looked: LiveLook = LiveLook()
     deadlines: Deadlines | None = None
+    client: ClientRun | None = None
     seconds: float = 0.0
     error: str = ""
     place: str = ""
@@ -97,6 +100,7 @@ class CaseRun:
         case: None: deadlines are measured, on a server of its own.
         contents: folder of its images; they are taken along to another machine.
         look: at the server before it is stopped, if it still lives.
+        client: of a report: it is run and recorded on the server that measures deadlines.
     """
 
     id: str
@@ -108,6 +112,7 @@ class CaseRun:
     options: PlayOptions = field(default_factory=PlayOptions)
     look: LookAt | None = None
     images: dict[str, bytes] | None = None
+    client: ClientWanted | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         images = self.images
@@ -154,7 +159,9 @@ class CaseRun:
         yield self.began
         made = CaseResult(id=self.id, place=self.place, machine=here.machine)
         player, began = here.players.of(self.servers, root), time.monotonic()
-        if self.case is None:
+        if self.client is not None:
+            made.deadlines, made.client = player.record(self.client, root / self.place)
+        elif self.case is None:
             made.deadlines = player.calibrate()
         else:
             contents = self.contents
@@ -283,6 +290,11 @@ class StartingPoint:
         deadlines: None: they are measured.
         until: monotonic seconds; no attempt begins after it.
         end: the same, of attempts that confirm.
+        brief: what the case itself shows, and neither what that hides nor side findings.
+        loud: of a brief one: answers are not held against a reference.
+        starts: a server that does not start is pursued.
+        classes: of findings that are asked for: where one of them shows, others are only noted.
+        quiet: plays of requests one after another that show nothing; 0: as of any replay.
     """
 
     seen: Observation | None = None
@@ -293,6 +305,11 @@ class StartingPoint:
     deadlines: Deadlines | None = None
     until: float = math.inf
     end: float = -math.inf
+    brief: bool = False
+    loud: bool = False
+    starts: bool = True
+    classes: tuple[FindingClass, ...] = ()
+    quiet: int = 0
 
 
 class Attempts:
@@ -364,7 +381,7 @@ class Attempts:
             facts.seconds = kept.seen.play.seconds
         self.deadlines = line.deadlines
         assert self.deadlines is not None
-        self._report(facts, kept=kept is not None)
+        self._report(facts, kept=kept is not None, quiet=known is not None)
         return self.deadlines
 
     def play(self, wanted: Wanted, bucket: str = "") -> Observation:
@@ -481,8 +498,10 @@ class Attempts:
     def _name(self, facts: PlayFacts) -> str:
         return self._prefix + name_of(facts, self.files.options.budget)
 
-    def _report(self, facts: PlayFacts, *, kept: bool) -> None:
+    def _report(self, facts: PlayFacts, *, kept: bool, quiet: bool = False) -> None:
         self.files.attempted(self.facts, kept_s=facts.seconds if kept else 0.0)
+        if quiet:  # nothing was started for it
+            return
         self.search.campaign.emit(attempt_ended(self._name(facts), facts, kept=kept))
 
 

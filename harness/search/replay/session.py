@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 from mmrepro.base.machine.files import is_there
 from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.folder import prepared
-from mmrepro.failure.documents.replay import Finding, FindingClass, Replay, Sighting
+from mmrepro.failure.documents.replay import Answer, Finding, FindingClass, Replay, Sighting
 from mmrepro.search.oracle.judge import NO_BLOCKS
 from mmrepro.search.oracle.judged import Judged, alike
 from mmrepro.search.replay.attempts import ENDINGS, Attempts, CaseSearch, StartingPoint
@@ -28,14 +30,22 @@ from mmrepro.search.replay.store import (
     ReplayFolder,
     Wanted,
     WriteReplay,
+    answers_of,
 )
 from mmrepro.traffic.capture.anonymise import anonymise
+from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.scale import scale
 from mmrepro.traffic.case.expecting import expecting
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import PlayState
+from mmrepro.traffic.case.typed import in_order
 
+ALONE = 2
+"""Plays of traffic that showed nothing and in which nothing runs beside anything else."""
+SHOWN = 12
+"""Requests of the first play that are listed, at most."""
 QUIET_S = 120.0
 """For playing traffic again that showed nothing."""
 LED, LET_GO = 2, 4
@@ -70,9 +80,13 @@ class Rounds:
             self._pursued(case)
             return
         loud, named = self._round(case, "the whole case")
+        if self._start.brief:
+            if not (loud or self._start.loud or self._replay.nothing_tested):
+                self._compared(case)
+            return
         if named is not None and (keep_away := mitigation(named, case.server.release)):
             self._mitigated(case, keep_away)
-        elif not loud:
+        elif not loud and not self._replay.nothing_tested:
             self._compared(case)
         self._side_findings()
 
@@ -97,10 +111,15 @@ class Rounds:
             first = self._start.seen or self.plays.play(Wanted(case, "whole", 1, what))
             seens.append(first)
             self._say(first)
+            self._answered(case, first)
+            started = first.play.state != PlayState.START_FAILED
+            if not (started or self._start.starts):
+                self._replay.unconfirmed += first.sightings
+                return True, None
             for bucket in first.play.buckets:
                 self.plays.smallest.setdefault(bucket, (case, first))
             with self.plays.confirming():
-                while self._open(seens) or self._quiet(seens):
+                while self._open(seens) or self._quiet(case, seens):
                     again = Wanted(case, "confirm", len(seens), f"{what}, again")
                     seens.append(self.plays.play(again))
         except Spent:
@@ -112,7 +131,7 @@ class Rounds:
     ) -> tuple[bool, Named | None]:
         fatal: Named | None = None
         loud = False
-        counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
+        counts = self._pursuable(seens)
         sure = [b for b, (failed, _) in counts.items() if failed]
         for bucket, (failed, plays) in counts.items():
             seen = next(s for s in seens if s.has(bucket))
@@ -237,9 +256,19 @@ class Rounds:
                 self._replay.limits.append("what a smaller case showed was not confirmed: --budget")
             self._found(case, seens, ())
 
+    def _pursuable(self, seens: list[Observation]) -> dict[str, tuple[int, int]]:
+        """As :func:`tally`, of what is not handled yet; of what is asked for, where that shows."""
+        counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
+        kinds = {s.bucket: s.finding_class for seen in seens for s in seen.sightings}
+        mine = {b: c for b, c in counts.items() if kinds[b] in self._start.classes}
+        if mine and (others := {str(kinds[b]) for b in counts.keys() - mine.keys()}):
+            text = f"also observed, and not pursued: {', '.join(sorted(others))}"
+            self._replay.limits += [text] if text not in self._replay.limits else []
+        return mine or counts
+
     def _open(self, seens: list[Observation]) -> bool:
         """Whether one more play of the same case is worth a server."""
-        counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
+        counts = self._pursuable(seens)
         repeat, give_up = self._options.repeat, GIVE_UP
         if self._start.seen is not None:  # what is left is confirmed in any case
             repeat, give_up = min(repeat, LED), LET_GO
@@ -247,12 +276,24 @@ class Rounds:
             not decided(failed, plays, repeat, give_up=give_up) for failed, plays in counts.values()
         )
 
-    def _quiet(self, seens: list[Observation]) -> bool:
+    def _answered(self, case: Case, first: Observation) -> None:
+        """The first play says what each request tested, before anything is played again."""
+        if self._replay.answers or self._start.seen is not None:
+            return
+        self._replay.answers = answers_of(case, first)
+        for line in answer_lines(self._replay.answers):
+            self.plays.search.campaign.emit(Note(text=line))
+
+    def _quiet(self, case: Case, seens: list[Observation]) -> bool:
         """Whether a case that showed nothing is worth one more play: what comes and goes may not
-        have come. Not of traffic that takes minutes."""
+        have come. Not of traffic that takes minutes, nor of requests that were all refused; and
+        once of requests of which none runs beside another."""
         nothing = not any(seen.sightings for seen in seens)
         took = sum(seen.play.seconds for seen in seens)
-        return nothing and len(seens) < GIVE_UP and took < QUIET_S
+        if not nothing or self._replay.nothing_tested:
+            return False
+        most = self._start.quiet or ALONE if in_order(case) else GIVE_UP
+        return len(seens) < most and took < QUIET_S
 
     def _handled(self, bucket: str) -> bool:
         told: list[Finding | Sighting] = [*self._replay.findings, *self._replay.unconfirmed]
@@ -264,6 +305,19 @@ class Rounds:
         replay.unseen += [text for text in judged.unseen if text not in replay.unseen]
         for what, number in judged.counted.items():
             replay.counted[what] = replay.counted.get(what, 0) + number
+
+
+def answer_lines(answers: Sequence[Answer]) -> list[str]:
+    """``r1 POST /v1/completions: 400 in 0.02 s: …``, and of many how many have which status."""
+    lines = []
+    for one in answers[:SHOWN]:
+        took = "" if one.seconds is None else f" in {one.seconds:.2f} s"
+        words = one.words.removeprefix(one.status).strip()
+        said = f": {words}" if words else ""
+        lines.append(f"{one.operation} {one.method} {one.path}: {one.status}{took}{said}")
+    if rest := Counter(one.status for one in answers[SHOWN:]):
+        lines.append(", ".join(f"{number} × {status}" for status, number in rest.items()))
+    return lines
 
 
 def jobs_here() -> int:
@@ -287,7 +341,7 @@ class Replaying(CaseSearch[Replay]):
         self._write = write
         self.case = self._read()
         self._files: ReplayFolder | None = None
-        self._rounds: Rounds | None = None
+        self._begun = False
 
     @property
     def replay(self) -> Replay:
@@ -309,12 +363,16 @@ class Replaying(CaseSearch[Replay]):
     def begin(self, campaign: Campaign[Replay]) -> None:
         super().begin(campaign)
         self._files = ReplayFolder(self.folder, self.case, self.options, self._write)
-        self._rounds = Rounds(self, self._files)
 
     def more(self) -> Callable[[], None] | None:
         """All of it is one line of work."""
-        rounds, self._rounds = self._rounds, None
-        return None if rounds is None else rounds.run
+        begun, self._begun = self._begun, True
+        return None if begun else self.run
+
+    def run(self) -> None:
+        """All of it."""
+        assert self._files is not None
+        Rounds(self, self._files).run()
 
     def end(self, state: State, failure: str) -> Replay:
         assert self._files is not None
@@ -331,9 +389,7 @@ class Replaying(CaseSearch[Replay]):
         self.folder = self.place(VERDICTS, DEFAULT_ROOT)
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
-        captured = read(
-            options.file, options.server, host=options.host, concurrency=options.concurrency
-        )
+        captured = self._captured()
         model = Path(options.server.model) if is_there(Path(options.server.model)) else None
         if options.scale:
             captured = scale(captured, options.server.max_model_len, model=model)
@@ -343,3 +399,10 @@ class Replaying(CaseSearch[Replay]):
         self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)
         return case
+
+    def _captured(self) -> Captured:
+        """What was recorded. Raises UsageError."""
+        options = self.options
+        return read(
+            options.file, options.server, host=options.host, concurrency=options.concurrency
+        )

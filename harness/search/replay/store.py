@@ -5,6 +5,7 @@ Whoever goes on with it repeats none that ended.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from mmrepro.failure.documents.diagnosis import Match
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     VERDICTS_FILE,
+    Answer,
     Finding,
     Fuzz,
     Learnt,
@@ -172,6 +174,36 @@ def _observed(op: Operation, record: RequestRecord | None, stuck: set[str]) -> s
     shown = " ".join(text.split())[:_SHOWN]
     known = f"{record.status or 'no answer'}"
     return shown if shown.startswith(known) else f"{known} {shown}".strip()
+
+
+def answers_of(case: Case, seen: Observation) -> list[Answer]:
+    """What each request of a play tested."""
+    made = []
+    for op in case.operations:
+        sent, ended = seen.times.get(op.id, (0.0, None))
+        made.append(
+            Answer(
+                operation=op.id,
+                method=op.method,
+                path=op.path,
+                status=seen.answers.get(op.id, UNSENT),
+                words=_first_words(seen.observed.get(op.id, "")),
+                seconds=None if ended is None else round(ended - sent, 2),
+            )
+        )
+    return made
+
+
+_MESSAGE = re.compile(r'"(?:message|detail)": ?"((?:[^"\\]|\\.)*)')
+
+
+def _first_words(observed: str) -> str:
+    """Of an error's JSON its message, with the status before it."""
+    found = _MESSAGE.search(observed)
+    if found is None or not observed[:3].isdigit():
+        return observed
+    message = found[1].replace("\\n", " ").replace('\\"', '"')
+    return " ".join(f"{observed[:3]} {message}".split())
 
 
 # -------------------------------------------------------------------------------------- the folder

@@ -165,8 +165,8 @@ class Har:
 
     def _left(self, entry: Entry, answer: Answer) -> bool:
         """Its client went away before the answer was complete."""
-        if answer.recorded.status is None:
-            error = entry.text("response._error")
+        error = entry.text("response._error")
+        if error or answer.recorded.status is None:
             return not error or bool(_BY_CLIENT.search(error))
         # mitmproxy: a stream that it did not keep, and whose end it never saw
         endless = self.creator == "mitmproxy" and entry.values.get("timings.receive") == 0

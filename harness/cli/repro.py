@@ -1,0 +1,29 @@
+"""``mmrepro repro``: a bug report to a verdict."""
+
+from __future__ import annotations
+
+from mmrepro.cli.options import command
+from mmrepro.search.repro.options import ReproCommand
+
+
+@command(ReproCommand)
+def repro(asked: ReproCommand) -> None:
+    """Test a bug report: its server and its client, on a fresh server with a tiny model.
+
+    The report is the text of an issue of vLLM, SGLang or LMDeploy; --server, --client and --release
+    replace or add what it lacks. The client runs against a recording proxy, without a network.
+    Exit codes: 0 not reproduced; 1 reproduced; 2 something is missing in the report; 3 nothing was
+    tested, something else is wrong, or it needs hardware; 4 infrastructure.
+
+    Example:  mmrepro repro --server "vllm serve Qwen/Qwen3-0.6B" --client "python client.py"
+    """
+    from mmrepro.cli.replay import conduct_search
+    from mmrepro.reports.replay import KIND, write_replay
+    from mmrepro.search.replay.session import jobs_here
+    from mmrepro.search.repro.session import Reproducing, releases_of
+
+    session = Reproducing(asked, write=write_replay)
+    jobs = asked.jobs or (None if asked.ray else jobs_here())
+    engine = session.asked.server.engine
+    servers = [(engine, release) for release in releases_of(session.asked)]
+    conduct_search(session.options, jobs, lambda: session, KIND, servers)

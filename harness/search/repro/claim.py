@@ -1,0 +1,299 @@
+"""What a bug report says that it saw, and what a replay says of that. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from mmrepro.base.errors import UsageError
+from mmrepro.failure.documents.replay import (
+    Answer,
+    Claim,
+    Finding,
+    FindingClass,
+    Replay,
+    ReproVerdict,
+    Sighting,
+)
+from mmrepro.search.replay.pursue import LOUD
+
+_DEATH: Final = re.compile(
+    r"EngineDeadError|engine ?core (?:has )?(?:died|encountered a fatal error|exited)|"
+    r"Scheduler hit an exception|SIGQUIT|(?:server|engine|process|scheduler|worker)s? (?:\w+ ){0,3}"
+    r"(?:dies|died|dead|exits|exited|killed|terminates|terminated|goes down|shuts? down)|"
+    r"kills the (?:\w+ ){0,2}(?:server|engine|scheduler|process)|segmentation fault|segfault|"
+    r"core dumped|RemoteDisconnected|Remote end closed|Connection refused|server is gone|"
+    r"Empty reply from server|died unexpectedly",
+    re.IGNORECASE,
+)
+_CRASH: Final = re.compile(r"\bcrash(?:es|ed|ing)?\b", re.IGNORECASE)
+_HANG: Final = re.compile(
+    r"\b(?:hangs?|hung|hanging|deadlocks?|freezes?|frozen|stuck|never (?:returns?|responds?|"
+    r"answers?|finish(?:es)?|completes?)|no response|livelocks?|infinite loop|forever)\b",
+    re.IGNORECASE,
+)
+_STATUS: Final = re.compile(
+    r"(?:HTTP(?:/[\d.]+)?[\s:]*|status(?: code)?[\s:=]*|error(?: code)?[\s:=]*|code[\"']?[\s:=]+|"
+    r"returns?(?: an?)?(?: HTTP)?[\s`\"]*|response[\s:]*|[^\w.])\b([45]\d\d)\b"
+    r"(?=[\s`\"',:;.)]*(?:Internal|Bad|Unprocessable|error|HTTP|status|response|Server|Not Found|"
+    r"Forbidden|$|instead|for|when|on|in|with|from|[\"}]))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NAMED_STATUS: Final = {"internal server error": 500, "internalservererror": 500}
+_WISHED: Final = re.compile(
+    r"should|expect|instead of|rather than|ought|supposed|correct|appropriate|proper|must|want|"
+    r"would be|needs? to|valid status|\bnot an?\b|before|previously|clean|graceful|fix",
+    re.IGNORECASE,
+)
+_WISHED_CHARS: Final = 70
+_EXCEPTION: Final = re.compile(
+    r"(?:^|[\s:('\"`])(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Fault))\b"
+)
+_ECHOES: Final = frozenset(
+    {
+        *(
+            "EngineDeadError",
+            "InternalServerError",
+            "APIConnectionError",
+            "HTTPError",
+            "HTTPException",
+        ),
+        *("RemoteProtocolError", "ConnectionError", "ConnectionResetError", "APIError", "URLError"),
+        *("BadRequestError", "APIStatusError", "ConnectionRefusedError", "APITimeoutError"),
+        *(
+            "CancelledError",
+            "TimeoutError",
+            "ReadTimeout",
+            "RemoteDisconnected",
+            "EngineGenerateError",
+        ),
+        *("ClientConnectorError", "ServerDisconnectedError", "ChunkedEncodingError", "ReadError"),
+    }
+)
+"""Exceptions of clients, and what the rest of an engine says of its core's."""
+_HARDWARE: Final = re.compile(
+    r"CUDA error[^\n]{0,60}|CUDA out of memory|torch\.OutOfMemoryError|illegal memory access|"
+    r"device-side assert|NCCL (?:error|WARN)[^\n]{0,40}|ncclInternalError|ncclSystemError|"
+    r"cudaErrorIllegal\w*|CUBLAS_STATUS_\w+|cudnn\w* error|HIP error|hipError\w+|"
+    r"no kernel image is available|triton\.(?:runtime|compiler)\.\w*(?:Error|OutOfResources)\w*|"
+    r"OutOfResources: out of resource|Xid\s*\(?[\w:.]*\)?:? ?\d+|deep_?gemm[^\n]{0,30}error|"
+    r"flashinfer[^\n]{0,60}(?:error|assert|fail)|GPU hang|uncorrectable ECC|NVLink error|"
+    r"cutlass[^\n]{0,40}(?:error|fail)|aiter[^\n]{0,40}(?:error|fail)",
+    re.IGNORECASE,
+)
+_START: Final = re.compile(
+    r"(?:fail(?:s|ed)?|unable|refuses) to (?:start|launch|boot|initiali[sz]e)\b|EngineCore failed "
+    r"to start|Engine core initialization failed|(?:does not|doesn't|won't|cannot|can't) "
+    r"(?:start|launch)\b|(?:start-?up|launch|initiali[sz]ation) (?:fails|failed|failure|crash)|"
+    r"crash(?:es|ed|ing)? (?:on|at|during|while) (?:start|launch|load|boot|init)",
+    re.IGNORECASE,
+)
+_SILENT: Final = (
+    (
+        r"wrong (?:answer|output|result)|garbage|gibberish|incorrect output|!!!!!",
+        FindingClass.WRONG_ANSWER,
+    ),
+    (r"(?:memory|thread|file descriptor|fd|shm) leak|leaks? memory", FindingClass.RESIDUE),
+    (r"cross-?talk|another (?:user|request)'s (?:answer|output)", FindingClass.CROSS_TALK),
+)
+
+
+def read_claim(title: str, text: str) -> Claim:
+    """What a report observed, by its title and its text without commands and clients."""
+    whole = f"{title}\n{text}"
+    classes: list[FindingClass] = []
+    status = _status(title) or _status(text)
+    if _DEATH.search(whole):
+        classes += [FindingClass.DEATH, FindingClass.FAILING]
+    if status is not None and status >= 500:
+        classes.append(FindingClass.SERVER_ERROR)
+    if _CRASH.search(whole):
+        loose = (FindingClass.DEATH, FindingClass.FAILING, FindingClass.SERVER_ERROR)
+        classes += loose if status is None else loose[:2]
+    if _HANG.search(whole) and not classes:
+        classes.append(FindingClass.HANG)
+    elif _HANG.search(title):
+        classes.insert(0, FindingClass.HANG)
+    if _START.search(whole):
+        classes.insert(0, FindingClass.START_FAILURE)
+    for pattern, kind in _SILENT:
+        if not classes and re.search(pattern, whole, re.IGNORECASE):
+            classes.append(kind)
+    found = [name for name in dict.fromkeys(_EXCEPTION.findall(text)) if name not in _ECHOES]
+    hardware = _HARDWARE.search(whole)
+    return Claim(
+        classes=list(dict.fromkeys(classes)),
+        status=status,
+        exceptions=found[:20],
+        hardware=" ".join(hardware[0].split())[:80] if hardware else "",
+    )
+
+
+def claim_of(word: str) -> Claim:
+    """``--reported``: a status, or a class of findings. Raises UsageError."""
+    if re.fullmatch(r"[1-5]\d\d", word):
+        status = int(word)
+        kinds = [FindingClass.SERVER_ERROR] if status >= 500 else []
+        return Claim(status=status, classes=kinds)
+    named = {"crash": FindingClass.DEATH, "dies": FindingClass.DEATH, "hangs": FindingClass.HANG}
+    kind = named.get(word) or next((one for one in FindingClass if one.value == word), None)
+    if kind is None:
+        raise UsageError(
+            f"--reported {word}: a status such as 500, or what is wrong.",
+            hint=f"one of {', '.join(FindingClass)}",
+        )
+    both = {FindingClass.DEATH: [FindingClass.DEATH, FindingClass.FAILING]}
+    return Claim(classes=both.get(kind, [kind]))
+
+
+def _status(text: str) -> int | None:
+    """The status that a text reports, and not one that it wishes for; the most frequent one."""
+    seen: dict[int, int] = {}
+    for found in _STATUS.finditer(text):
+        begin = max(text.rfind(mark, 0, found.start(1)) for mark in ".\n;,") + 1
+        before = text[max(begin, found.start(1) - _WISHED_CHARS) : found.start(1)]
+        if not _WISHED.search(before):
+            seen[int(found[1])] = seen.get(int(found[1]), 0) + 1
+    lowered = text.lower()
+    for words, status in _NAMED_STATUS.items():
+        if words in lowered:
+            seen[status] = seen.get(status, 0) + 1
+    return max(seen, key=lambda status: (seen[status], status)) if seen else None
+
+
+# ------------------------------------------------------------------------------------- the verdict
+
+_LIMITS: Final = re.compile(
+    r"context length|max_model_len|maximum (?:model|context|input|allowed)|too long|longer than|"
+    r"exceeds?|does not exist|not a multimodal|multimodal|chat template|tool[- ]?call|--enable-|"
+    r"restart |not supported (?:by|for|on) (?:this|the) model|does not support|not enabled|"
+    r"at most \d+ image|no (?:adapter|lora)|model_not_found|not found|unauthori[sz]ed|"
+    r"grammar backend|reasoning parser|out[ -]of[ -]vocab|vocab",
+    re.IGNORECASE,
+)
+"""How a refusal reads that is about the server's options or its stand-in, and not the request."""
+
+
+def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
+    """What the replay of a report shows, and the sentence. The report's own facts are in it."""
+    report = replay.report
+    assert report is not None
+    claim = report.claim
+    found = [f for f in replay.findings if f.confirmed]
+    if shown := next((f for f in found if matches(f, claim)), None):
+        return ReproVerdict.REPRODUCED, _reproduced(shown)
+    if (answer := _as_reported(replay.answers, claim)) is not None:
+        words = f"{answer.operation} got {answer.words}, as in the report"
+        return ReproVerdict.REPRODUCED, words
+    start = FindingClass.START_FAILURE
+    not_started = next((s for s in replay.unconfirmed if s.finding_class is start), None)
+    if not_started is not None and start not in claim.classes:
+        return _untold(replay, f"nothing was tested: {not_started.said}")
+    once: list[Finding | Sighting] = [
+        *(f for f in replay.findings if not f.confirmed),
+        *replay.unconfirmed,
+    ]
+    if mine := next((one for one in once if matches(one, claim)), None):
+        return ReproVerdict.UNPROVEN, f"observed, and not as often as confirms it: {mine.said}"
+    started = [f for f in found if f.finding_class is FindingClass.START_FAILURE]
+    if started:
+        return _untold(replay, f"nothing was tested: {started[0].said}")
+    if other := next((f for f in found if f.finding_class in LOUD), None):
+        claimed = f", not the {claim.words} of the report" if claim.words else ""
+        return ReproVerdict.DIFFERENT, f"{other.finding_class}{claimed}: {other.said}"
+    if report.died:
+        said = "the server ended while the client ran, and not when its requests were sent again"
+        return ReproVerdict.UNPROVEN, said
+    return _silent(replay)
+
+
+def matches(found: Finding | Sighting, claim: Claim) -> bool:
+    """Whether what was observed is what the report has: its class, and not another exception."""
+    kind = found.finding_class
+    if kind is FindingClass.START_FAILURE and kind not in claim.classes:
+        return False
+    lines = found.log_lines if isinstance(found, Finding) else []
+    mine = {name for line in [*lines[:3], found.said] for name in _EXCEPTION.findall(line)}
+    mine -= _ECHOES
+    named = set(claim.exceptions)
+    if not claim.classes and claim.status is None:
+        return kind in LOUD and (not (mine and named) or bool(mine & named))
+    if kind not in LOUD:
+        return kind in claim.classes
+    if mine & named:
+        return True
+    if mine and named and kind is not FindingClass.HANG:
+        return False
+    return kind in claim.classes
+
+
+def _as_reported(answers: Sequence[Answer], claim: Claim) -> Answer | None:
+    """An answer that is the refusal which the report complains of."""
+    if claim.status is None or claim.status >= 500:
+        return None
+    return next(
+        (
+            one
+            for one in answers
+            if one.status == str(claim.status) and not _LIMITS.search(one.words)
+        ),
+        None,
+    )
+
+
+def _reproduced(finding: Finding) -> str:
+    rate = finding.rate
+    words = finding.said.rstrip(".")
+    return f"{words}; in {rate.failed} of {rate.plays} replays on fresh servers"
+
+
+def _silent(replay: Replay) -> tuple[ReproVerdict, str]:
+    """Nothing that the report has was observed: does that say anything?"""
+    report = replay.report
+    assert report is not None
+    claim, answers = report.claim, replay.tested
+    if not answers:
+        said = "no request was sent"
+        if report.output.strip():
+            printed = report.output.strip().splitlines()[-1]
+            said = f"the client sent no request; it printed: {printed[:160]}"
+        return ReproVerdict.NOTHING_TESTED, f"nothing was tested: {said}"
+    refused = [one for one in answers if one.refused]
+    if limited := next(filter(_is_limit, refused), None):
+        return _untold(replay, f"nothing was tested: {limited.operation} got {limited.words}")
+    if len(refused) == len(answers) and not claim.words:
+        return _untold(replay, replay.nothing_tested)
+    if refused and claim.words:
+        status, _, words = refused[0].words.partition(" ")
+        said = f"{status}, not the {claim.words} of the report: {words}"
+    else:
+        last = next((one for one in reversed(answers) if not one.refused), answers[-1])
+        tested = f"{len(answers)} request" + "s" * (len(answers) != 1)
+        claimed = f", not the {claim.words} of the report" if claim.words else ""
+        first_words = f"{last.operation} got {last.status}{claimed}"
+        said = f"{tested} answered, and nothing is wrong: {first_words}"
+    verdict, why = _untold(replay, "")
+    if verdict is ReproVerdict.NEEDS_HARDWARE:
+        return verdict, f"{why}; here {said}"
+    return ReproVerdict.NOT_REPRODUCED, said
+
+
+def _is_limit(answer: Answer) -> bool:
+    """Whether a refusal is about the server and not about what the request asks for."""
+    return answer.status in ("401", "403", "404", "405") or bool(_LIMITS.search(answer.words))
+
+
+def _untold(replay: Replay, otherwise: str) -> tuple[ReproVerdict, str]:
+    """Nothing can be said: for want of what is not here, or ``otherwise``."""
+    report = replay.report
+    assert report is not None
+    missing = [one for one in report.replaced if one.essential]
+    if report.claim.hardware:
+        said = f"not testable here: the report has {report.claim.hardware!r}, which needs a GPU"
+        return ReproVerdict.NEEDS_HARDWARE, said
+    if missing:
+        names = ", ".join(one.what for one in missing[:4])
+        said = f"not testable here without {names}: {missing[0].why}"
+        return ReproVerdict.NEEDS_HARDWARE, said
+    return ReproVerdict.NOTHING_TESTED, otherwise

@@ -1,0 +1,284 @@
+"""A bug report as GitHub shows it: Markdown with the sections of an issue form, and what is in it.
+
+The forms are those of vLLM, SGLang and LMDeploy; text that follows none is read as well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mmrepro.failure.documents.replay import Claim
+from mmrepro.search.repro.claim import read_claim
+from mmrepro.search.repro.server_command import is_server_command, parse
+
+_FENCE: Final = re.compile(
+    r"^(?P<indent>[ \t>]*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<kind>[\w+-]*)[^\n]*\n(?P<text>.*?)"
+    r"(?:^[ \t>]*(?P=mark)[`~]*[ \t]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
+_TITLE: Final = re.compile(r"^(?:#[ \t]+|title:[ \t]*[\"']?)(.+?)[\"']?$", re.MULTILINE)
+_INLINE: Final = re.compile(r"(?<!`)`([^`\n]{8,400})`(?!`)")
+_PROMPT: Final = re.compile(
+    r"^[ \t]*(?:[$%>]|\(\w+\)[ \t]*\$|[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#])[ \t]+"
+)
+_CLIENT_CODE: Final = re.compile(
+    r"^\s*(?:from|import)\s+(?:openai|requests|httpx|aiohttp|urllib|http\.client|anthropic|litellm|"
+    r"urllib3|websockets|langchain_openai|instructor)\b",
+    re.MULTILINE,
+)
+_OFFLINE: Final = re.compile(
+    r"^\s*from\s+vllm\s+import\b.*\bLLM\b|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
+    r"from\s+lmdeploy\s+import\b.*\bpipeline\b|AsyncLLM(?:Engine)?\.from_",
+    re.MULTILINE,
+)
+_CURL: Final = re.compile(r"^[^#\n]*\bcurl\s+", re.MULTILINE)
+_RELEASES: Final[Sequence[tuple[str, str]]] = (
+    (r"vllm(?:\s+Version)?[\"'` ]*(?:==|:|@|=|version|v|is)?[\s:=v]*", "vllm"),
+    (r"sglang(?:\s+Version)?[\"'` ]*(?:==|:|@|=|version|v|is)?[\s:=v]*", "sglang"),
+    (r"lmdeploy(?:\s+Version)?[\"'` ]*(?:==|:|@|=|version|v|is)?[\s:=v]*", "lmdeploy"),
+)
+_NUMBER: Final = r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
+_LOGGED: Final = re.compile(
+    r"(?:vLLM API server version|LLM engine \(v|Tested (?:with|on) \w+|version)[ :=]*v?" + _NUMBER,
+    re.IGNORECASE,
+)
+_ENVIRONMENT: Final = re.compile(r"environment|collect_env|versions?\b|系统|环境", re.IGNORECASE)
+_LOG_LINE: Final = re.compile(r"^\(?\w+ pid=\d+\)|^(?:INFO|ERROR|WARNING|DEBUG)\b|^\[\d{4}-|^\s*#")
+_STARTS: Final = re.compile(
+    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:(?:sudo|nohup|time|exec|env|uv run|poetry run|pixi run|"
+    r"numactl\s\S+|[^#\s][^&;#]*(?:&&|;))\s+)*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?"
+    r"(?:vllm|sglang|lmdeploy|python[\d.]*|docker|podman|nerdctl)\b"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. ``section``: the heading above it."""
+
+    text: str
+    kind: str
+    section: str
+
+
+@dataclass
+class Issue:
+    """What a report brings.
+
+    Attributes:
+        server: the command; "": none was found.
+        client: what is run: a script, curl lines, or a request's body; "": none was found.
+        client_kind: ``python``, ``shell`` or ``json``.
+        notes: sentences: what else there was.
+        missing: what it lacks, as it is asked for.
+    """
+
+    title: str = ""
+    server: str = ""
+    client: str = ""
+    client_kind: str = ""
+    engine: str = ""
+    release: str = ""
+    claim: Claim = field(default_factory=Claim)
+    notes: list[str] = field(default_factory=list)
+    offline: bool = False
+
+
+def read_issue(text: str) -> Issue:
+    """Read a report; what is not in it stays empty."""
+    text = text.replace("\r\n", "\n").removeprefix("\ufeff")
+    title = _TITLE.search(text)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    named = title[1] if title else "" if first.startswith("#") else first[:300]
+    issue = Issue(title=named.strip())
+    blocks = list(_blocks(text))
+    prose = _FENCE.sub("\n", text)
+    _server(issue, blocks, prose)
+    _client(issue, blocks, prose)
+    _release(issue, text)
+    said = prose + "\n".join(
+        block.text for block in blocks if not _ENVIRONMENT.search(block.section)
+    )
+    for taken in (issue.client, issue.server):
+        said = said.replace(taken, " ") if taken else said
+    issue.claim = read_claim(issue.title, said)
+    return issue
+
+
+def _blocks(text: str) -> Iterator[Block]:
+    for found in _FENCE.finditer(text):
+        headings = list(_HEADING.finditer(text, 0, found.start()))
+        section = headings[-1][1] if headings else ""
+        indent = found["indent"]
+        lines = [line.removeprefix(indent) for line in found["text"].splitlines()]
+        yield Block("\n".join(lines), found["kind"].lower(), section)
+
+
+def _logical(text: str) -> list[str]:
+    """Lines, those that a backslash continues as one."""
+    lines: list[str] = []
+    going = False
+    for line in text.splitlines():
+        if going:
+            lines[-1] += "\n" + line
+        else:
+            lines.append(line)
+        going = line.rstrip().endswith("\\")
+    return lines
+
+
+def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
+    """The first command that starts a server, with the variables set in its block."""
+    found: list[str] = []
+    for block in blocks:
+        if block.kind in ("python", "py", "json"):
+            continue
+        before: list[str] = []
+        for line in _logical(block.text):
+            plain = _PROMPT.sub("", line)
+            if is_server_command(plain) and _STARTS.match(plain):
+                found.append("\n".join([*before, plain]))
+            elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
+                before.append(plain.strip())
+    found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
+    if not found:  # a script that starts its server itself
+        for block in blocks:
+            for line in _logical(block.text):
+                if is_server_command(line) and not _LOG_LINE.search(line):
+                    found.append(_PROMPT.sub("", line))
+    if found:
+        issue.server = found[0]
+        if len(dict.fromkeys(found)) > 1:
+            count = len(dict.fromkeys(found))
+            issue.notes.append(f"The report has {count} servers' commands: the first one is run.")
+
+
+def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
+    scripts: list[tuple[str, str]] = []
+    curls: list[str] = []
+    bodies: list[str] = []
+    for block in blocks:
+        text = block.text
+        if _CLIENT_CODE.search(text) and block.kind not in ("diff", "text", "log"):
+            scripts.append(("python", _without_prompt(text)))
+        elif _CURL.search(text):
+            curls.append(_without_server(text))
+        elif block.kind in ("json", "") and _is_body(text):
+            bodies.append(text)
+        elif _OFFLINE.search(text):
+            issue.offline = True
+    curls += (
+        [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)] if not curls else []
+    )
+    if curls:
+        scripts.append(("shell", "\n".join(curls)))
+    scripts += [("json", body) for body in bodies]
+    if scripts:
+        issue.client_kind, issue.client = scripts[0]
+        issue.offline = False
+        others = [kind for kind, _ in scripts[1:] if kind != "json"]
+        if others:
+            more = len(others)
+            issue.notes.append(
+                f"The report has {more} more client{'s' * (more > 1)}: the first one is run."
+            )
+
+
+def _without_prompt(text: str) -> str:
+    lines = text.splitlines()
+    if any(line.startswith(">>> ") for line in lines):
+        return "\n".join(line[4:] for line in lines if line.startswith((">>> ", "... ")))
+    return text
+
+
+def _without_server(text: str) -> str:
+    """The lines of the client in a block that has a server's command and output as well.
+
+    Where lines have a shell's prompt, only those with one are typed; else curl's own lines are,
+    assignments, and what belongs to a loop.
+    """
+    lines = _logical(text)
+    typed = any(re.match(r"\s*\$ ", line) for line in lines)
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        plain = line if inside else _PROMPT.sub("", line)
+        command = bool(_CURL_LINE.match(plain))
+        if not inside and is_server_command(plain):
+            continue
+        shell = plain != line if typed else bool(_SHELL_LINE.match(plain)) or _in_loop(kept)
+        if inside or command or shell:
+            kept.append(plain)
+            inside = _in_quotes("\n".join(kept)) or _in_heredoc("\n".join(kept))
+    return "\n".join(kept).strip() + "\n"
+
+
+_CURL_LINE: Final = re.compile(r"\s*(?:[\w.]+=\S*\s+)*(?:time\s+)?curl\b")
+_SHELL_LINE: Final = re.compile(
+    r"\s*(?:export\s+)?[A-Za-z_]\w*=|\s*(?:for|while|do|done|if|then|fi|cat|echo|sleep|wait|seq|EOF)"
+    r"\b|\s*[}{]\s*$|\s*[#|]|\s*$"
+)
+
+
+def _in_loop(kept: Sequence[str]) -> bool:
+    return sum(len(_LOOP.findall(line)) - len(_DONE.findall(line)) for line in kept) > 0
+
+
+_LOOP: Final = re.compile(r"(?:^|;)\s*(?:for|while)\b")
+_DONE: Final = re.compile(r"(?:^|;)\s*done\b")
+
+
+def _in_quotes(text: str) -> bool:
+    """Whether a quote is open at the end of a shell's text."""
+    mark, place = "", 0
+    while place < len(text):
+        char = text[place]
+        if mark == "'":
+            mark = "" if char == "'" else mark
+        elif char == "\\":
+            place += 1
+        elif mark:
+            mark = "" if char == mark else mark
+        elif char in "'\"":
+            mark = char
+        place += 1
+    return bool(mark)
+
+
+def _in_heredoc(text: str) -> bool:
+    for found in re.finditer(r"<<-?\s*[\"']?(\w+)[\"']?", text):
+        if not re.search(rf"^\s*{found[1]}\s*$", text[found.end() :], re.MULTILINE):
+            return True
+    return False
+
+
+def _is_body(text: str) -> bool:
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return False
+    keys = {"messages", "prompt", "input", "text", "token_ids", "input_ids"}
+    return isinstance(body, dict) and bool(keys & body.keys()) and "choices" not in body
+
+
+def _release(issue: Issue, text: str) -> None:
+    if issue.server:
+        asked = parse(issue.server)
+        issue.engine, issue.release = asked.engine, asked.release
+    counts = {engine: len(re.findall(engine, text, re.IGNORECASE)) for _, engine in _RELEASES}
+    most = max(counts, key=lambda engine: counts[engine])
+    issue.engine = issue.engine or (most if counts[most] else "")
+    if issue.release:
+        return
+    for pattern, engine in _RELEASES:
+        if engine != issue.engine:
+            continue
+        if found := re.search(pattern + _NUMBER, text, re.IGNORECASE):
+            issue.release = found[1]
+            return
+    if found := _LOGGED.search(text):
+        issue.release = found[1]

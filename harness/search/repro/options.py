@@ -1,0 +1,54 @@
+"""Options of ``mmrepro repro``: a replay's, and where its server and its client come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from mmrepro.base import common_options as common
+from mmrepro.base.options import LIMITS, option
+from mmrepro.search.replay.options import ReplayCommand
+
+REPEATS, CLIENT_S = 2, 120.0
+
+
+@dataclass(frozen=True)
+class ReproCommand(ReplayCommand):
+    """A bug report to a verdict; a replay otherwise."""
+
+    COMMAND: ClassVar[str] = "repro"
+    file: Path | None = option(  # type: ignore[assignment]
+        None,
+        "The report, as Markdown: its server, client and release are taken from it.",
+        "ISSUE.md",
+        argument=True,
+    )
+    server_command: str = option(
+        "", 'The server, e.g. "vllm serve MODEL --flags".', "COMMAND", name="--server"
+    )
+    client: str = option(
+        "",
+        'Client: "python client.py", a script with curl, a request\'s body, a HAR or a case.',
+        "COMMAND|FILE",
+    )
+    reported: str = option(
+        "", "What the report observed: a status, death, hang and so on.", "WORD", shown="as it says"
+    )
+    fixed: str = option(
+        "", "Also replay what is found on this release; newest: of those here.", "RELEASE|newest"
+    )
+    container: str = option(
+        "", "Run the client in a container of this image, with podman or docker.", "IMAGE"
+    )
+    release: str = common.RELEASE("", shown="the report's, or the nearest one that is installed")
+    repeat: int = common.REPEAT(
+        REPEATS, help="Number of replays on fresh servers that confirm a finding.", most=100
+    )
+    client_timeout: float = option(
+        CLIENT_S, "Time limit of the client.", "SECONDS", LIMITS, least=1, most=3600
+    )
+
+    def written(self) -> Self:
+        """As it was asked for: the server follows from the report."""
+        return replace(self, ray=self.ray and "auto")

@@ -1,0 +1,707 @@
+"""A server's command as people write it, made into the server of a case.
+
+The model becomes a tiny one, what needs a GPU is dropped, and each change is written down. What a
+release's parser knows is read from its installed source; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from mmrepro.base.errors import UsageError, did_you_mean
+from mmrepro.base.text.redact import names_a_secret
+from mmrepro.engines.starts import GONE
+from mmrepro.failure.documents.replay import Replaced
+from packaging.version import InvalidVersion, Version
+
+LEAST_LENGTH, MOST_LENGTH, OF_PICTURES = 512, 32768, 2048
+"""Tokens of a context: at least, at most (what the tiny models have), and for pictures."""
+
+# ------------------------------------------------------------------------------ what is asked for
+
+
+@dataclass
+class ServerAsked:
+    """What a command asks for.
+
+    Attributes:
+        model: as it is written; "": none is.
+        release: of an image's tag; "": the command names none.
+        options: name with dashes: its values, in order.
+        port: where it listens; None: at its default.
+    """
+
+    engine: str
+    model: str = ""
+    release: str = ""
+    options: list[tuple[str, list[str]]] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    port: int | None = None
+
+
+_SERVE: Final = re.compile(
+    r"(?:^|[\s;&|(/\"'`\[])(?:vllm\s+serve\b|sglang\s+serve\b|lmdeploy\s+serve\s+api_server\b|"
+    r"-m\s+(?:vllm\.entrypoints\.(?:openai\.)?api_server|vllm\.entrypoints\.cli\.main\s+serve|"
+    r"sglang\.launch_server|sglang\s+serve|lmdeploy\s+serve\s+api_server|minivllm\.server)\b|"
+    r"(?:docker|podman|nerdctl)\s+run\b)"
+)
+_IMAGE: Final = re.compile(
+    r"^(?:[\w.-]+/)*(?:(?P<vllm>vllm-openai[\w-]*|vllm)|(?P<sglang>sglang)|(?P<lmdeploy>lmdeploy))"
+    r"(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?$"
+)
+_VERSION: Final = re.compile(r"^v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
+_ASSIGNED: Final = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+_DOCKER_FLAGS: Final = frozenset(
+    {
+        *("-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--rm", "--detach", "--tty"),
+        *("--interactive", "--init", "--privileged", "--read-only", "--no-healthcheck"),
+    }
+)
+_SHORT: Final[Mapping[str, Mapping[str, str]]] = {
+    "vllm": {
+        "-tp": "--tensor-parallel-size",
+        "-pp": "--pipeline-parallel-size",
+        "-dp": "--data-parallel-size",
+        "-q": "--quantization",
+        "-O": "--compilation-config",
+        "-cc": "--compilation-config",
+        "-ep": "--enable-expert-parallel",
+        "-sc": "--speculative-config",
+    },
+    "sglang": {
+        "--tp": "--tp-size",
+        "--tensor-parallel-size": "--tp-size",
+        "--pp": "--pp-size",
+        "--pipeline-parallel-size": "--pp-size",
+        "--dp": "--dp-size",
+        "--data-parallel-size": "--dp-size",
+        "--ep": "--ep-size",
+        "--model": "--model-path",
+    },
+}
+
+
+_MODEL_NAMED: Final = re.compile(r"[\"']?\bmodel\b[\"']?\s*[:=]\s*[\"']([\w./-]+)[\"']")
+
+
+def plain_command(engine: str, traffic: str) -> str:
+    """A server without options, of the model that ``traffic`` names."""
+    named = _MODEL_NAMED.search(traffic)
+    model = named[1] if named else "MODEL"
+    return {
+        "vllm": f"vllm serve {model}",
+        "sglang": f"python -m sglang.launch_server --model-path {model}",
+        "lmdeploy": f"lmdeploy serve api_server {model}",
+    }[engine]
+
+
+def is_server_command(text: str) -> bool:
+    """Whether ``text`` starts one of the engines' servers."""
+    found = _SERVE.search(text)
+    if found is None:
+        return False
+    if "run" not in found[0].split():
+        return True
+    return any(_IMAGE.match(word.strip("\"'")) for word in text.split())
+
+
+def parse(text: str) -> ServerAsked:
+    """Read a command: variables before it, ``export`` lines, continued lines, an image with its
+    arguments. Raises UsageError: it is none that can be read, and why."""
+    words, variables = _words(text)
+    engine, rest, release, more = _engine(words, text)
+    asked = ServerAsked(engine, release=release)
+    asked.env = {**{k: v for k, v in variables.items() if _is_for_server(k)}, **more}
+    short = _SHORT.get(engine, {})
+    place = 0
+    while place < len(rest):
+        word = rest[place]
+        place += 1
+        if not _is_option(word):
+            if not asked.model:
+                asked.model = word
+            continue
+        name, sign, value = word.partition("=")
+        if name not in short and re.match(r"^-O\d", name):
+            name, sign, value = "-O", "=", name[2:]
+        name = short.get(name, name)
+        name = short.get(name, name.replace("_", "-") if name.startswith("--") else name)
+        values = [value] if sign else []
+        if not sign and name not in _SWITCHES:
+            while place < len(rest) and not _is_option(rest[place]):
+                values.append(rest[place])
+                place += 1
+        asked.options.append((name, values))
+    _take_out(asked)
+    return asked
+
+
+_SWITCHES: Final = frozenset(
+    {
+        *("--trust-remote-code", "--enforce-eager", "--enable-auto-tool-choice"),
+        *("--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill"),
+        *("--enable-expert-parallel", "--disable-log-stats", "--disable-log-requests"),
+        *("--enable-lora", "--disable-radix-cache", "--disable-cuda-graph", "--enable-metrics"),
+        *("--enable-log-requests", "--async-scheduling", "--no-async-scheduling", "--eager-mode"),
+        *("--headless", "--disable-overlap-schedule", "--skip-tokenizer-init", "--log-requests"),
+    }
+)
+"""Options that take no value, and before which a model may stand."""
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not re.match(r"^-\d*\.?\d+$", word) and word != "-"
+
+
+def _words(text: str) -> tuple[list[str], dict[str, str]]:
+    """Words of the command, and variables that were set before it."""
+    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
+    joined = re.sub(r"\s+\\\s*$", "", joined, flags=re.MULTILINE)
+    variables: dict[str, str] = {}
+    lines = [re.sub(r"^\s*(?:[$#>%]\s+|\(\w+\)\s*\$\s*)", "", line) for line in joined.splitlines()]
+    chosen = next((n for n, line in enumerate(lines) if is_server_command(line)), None)
+    if chosen is None:
+        raise UsageError(
+            f"No server's command is in {' '.join(text.split())[:80]!r}.",
+            hint='--server "vllm serve MODEL --flags …", or sglang, lmdeploy, docker run',
+        )
+    for line in lines[:chosen]:
+        for part in re.split(r"\s*(?:;|&&)\s*", line.strip()):
+            if found := _ASSIGNED.match(part):
+                variables[found[1]] = _unquoted(found[2])
+    try:
+        lexer = shlex.shlex(lines[chosen], posix=True, punctuation_chars=";&|<>")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        words = list(lexer)
+    except ValueError as error:
+        raise UsageError(f"The server's command cannot be read: {error}.") from error
+    return _command_in(words, variables), variables
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return " ".join(shlex.split(text, comments=True)[:1])
+    except ValueError:
+        return text.strip()
+
+
+def _command_in(words: list[str], variables: dict[str, str]) -> list[str]:
+    """The one simple command that starts the server; what is set before it goes to
+    ``variables``. Raises UsageError: a variable in it is set nowhere."""
+    commands: list[list[str]] = [[]]
+    skip = False
+    for word in words:
+        if re.fullmatch(r"[;&|]+", word):
+            commands.append([])
+        elif re.fullmatch(r"[<>]+&?", word) or re.fullmatch(r">+&", word):
+            if commands[-1] and commands[-1][-1] in ("1", "2"):
+                commands[-1].pop()
+            skip = True
+        elif skip:
+            skip = False
+        else:
+            commands[-1].append(word)
+    command = next((c for c in commands if is_server_command(" ".join(c))), commands[0])
+    for other in commands:
+        if other is command:
+            break
+        for word in other:
+            if found := _ASSIGNED.match(word):
+                variables[found[1]] = found[2]
+    while command and (found := _ASSIGNED.match(command[0])):
+        variables[found[1]] = found[2]
+        command = command[1:]
+    return [_expanded(word, variables) for word in command]
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> str:
+    def value(found: re.Match[str]) -> str:
+        return variables.get(found[1] or found[2], found[3] or found[0])
+
+    return re.sub(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))", lambda m: _variable(m, variables), word)
+
+
+def _variable(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    name = found[1] or found[3]
+    return variables.get(name, found[2] if found[2] is not None else found[0])
+
+
+def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str, str]]:
+    """Engine, its arguments, the release and variables of a container. Raises UsageError."""
+    release, env = "", dict[str, str]()
+    program = next((n for n, w in enumerate(words) if Path(w).name in _RUNNERS), None)
+    if program is not None and words[program + 1 : program + 2] == ["run"]:
+        engine, words, release, env = _in_image(words[program + 2 :])
+        if words and not is_server_command(" ".join(words)):
+            return engine, words[words[:1] == ["serve"] :], release, env
+    names = [Path(word).name for word in words]
+    for at, name in enumerate(names):
+        if name in ("vllm", "sglang") and names[at + 1 : at + 2] == ["serve"]:
+            return name, words[at + 2 :], release, env
+        if name == "lmdeploy" and names[at + 1 : at + 3] == ["serve", "api_server"]:
+            return name, words[at + 3 :], release, env
+        if words[at : at + 1] == ["-m"] and at + 1 < len(words):
+            module, rest = words[at + 1], words[at + 2 :]
+            engine = module.partition(".")[0]
+            if module == "vllm.entrypoints.cli.main":
+                rest = rest[1:]
+            if module.endswith((".api_server", ".launch_server", ".server", ".main")):
+                return engine, rest, release, env
+    raise UsageError(f"No engine's server is in {' '.join(text.split())[:80]!r}.")
+
+
+_RUNNERS: Final = frozenset({"docker", "podman", "nerdctl"})
+
+
+def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
+    """Of ``docker run``: the engine, what follows the image, its release, and variables. Raises
+    UsageError: there is no image of an engine."""
+    env: dict[str, str] = {}
+    for at, word in enumerate(words):
+        if word in ("-e", "--env") and at + 1 < len(words):
+            name, _, value = words[at + 1].partition("=")
+            env[name] = value
+        elif word.startswith(("-e=", "--env=")):
+            name, _, value = word.partition("=")[2].partition("=")
+            env[name] = value
+        before = words[at - 1] if at else ""
+        if before.startswith("-") and "=" not in before and before not in _DOCKER_FLAGS:
+            continue  # the value of an option
+        found = None if word.startswith("-") else _IMAGE.match(word)
+        if found is not None:
+            engine = next(n for n in ("vllm", "sglang", "lmdeploy") if found[n])
+            version = _VERSION.match(found["tag"] or "")
+            kept = {k: v for k, v in env.items() if _is_for_server(k)}
+            return engine, words[at + 1 :], version[1] if version else "", kept
+    raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
+
+
+def _take_out(asked: ServerAsked) -> None:
+    """Model and port have fields of their own."""
+    kept = []
+    for name, values in asked.options:
+        if name in ("--model", "--model-path", "--model-tag") and values:
+            asked.model = values[0]
+        elif name in ("--port", "--server-port"):
+            if values and values[0].isdigit():
+                asked.port = int(values[0])
+        else:
+            kept.append((name, values))
+    asked.options = kept
+
+
+_ENGINES_OWN: Final = re.compile(r"^(?:VLLM|SGLANG|SGL|LMDEPLOY|TM)_")
+
+
+def _is_for_server(name: str) -> bool:
+    return bool(
+        _ENGINES_OWN.match(name)
+        or re.match(r"^(?:CUDA|NCCL|HIP|ROCR|HF|HUGGING|TORCH|PYTORCH|TRANSFORMERS|OMP|RAY)", name)
+    )
+
+
+# ---------------------------------------------------------------------------- what is made of it
+
+_SIZES: Final = "it sizes the memory of a GPU"
+_MANY: Final = "it needs several GPUs"
+_GPU: Final = "it needs a GPU"
+_WEIGHTS: Final = "it is about the real model's weights"
+_OURS: Final = "mmrepro sets it itself"
+_ALONE: Final = "the server is one on this machine, for this test"
+HARMLESS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            *("--gpu-memory-utilization", "--mem-fraction-static", "--cache-max-entry-count"),
+            *("--kv-cache-memory-bytes", "--swap-space", "--num-gpu-blocks", "--max-total-tokens"),
+            *("--cuda-graph-max-bs", "--cuda-graph-bs", "--max-cudagraph-capture-size"),
+            *("--cudagraph-capture-sizes", "--cuda-graph-sizes", "--disable-cuda-graph-padding"),
+        ),
+        _SIZES,
+    ),
+    **dict.fromkeys(
+        (
+            *("--host", "--uds", "--server-name", "--served-model-name", "--model-name"),
+            *("--backend", "--device", "--enforce-eager", "--eager-mode", "--disable-cuda-graph"),
+            *("--log-level", "--uvicorn-log-level", "--disable-log-stats", "--enable-metrics"),
+            *("--disable-log-requests", "--enable-log-requests", "--log-requests"),
+            *("--log-requests-level", "--max-log-len", "--disable-uvicorn-access-log"),
+            *("--disable-fastapi-docs", "--random-seed-port", "--nccl-port"),
+        ),
+        _OURS,
+    ),
+    **dict.fromkeys(
+        (
+            *("--api-key", "--api-keys", "--root-path", "--ssl-keyfile", "--ssl-certfile"),
+            *("--ssl-ca-certs", "--allowed-origins", "--middleware", "--otlp-traces-endpoint"),
+            *("--distributed-executor-backend", "--load-balance-method", "--watchdog-timeout"),
+            *("--mm-encoder-tp-mode", "--data-parallel-backend", "--api-server-count", "--wait"),
+        ),
+        _ALONE,
+    ),
+    **dict.fromkeys(
+        (
+            *("--download-dir", "--hf-token", "--revision", "--tokenizer-revision", "--tokenizer"),
+            *("--code-revision", "--load-format", "--tokenizer-path", "--weight-loader-disable"),
+            *("--model-loader-extra-config", "--safetensors-load-strategy", "--hf-config-path"),
+            *("--generation-config", "--ignore-patterns", "--use-tqdm-on-load"),
+        ),
+        _WEIGHTS,
+    ),
+}
+"""Options that are left out, and why; a failure of requests hardly hangs on them."""
+NEEDED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            *("--tensor-parallel-size", "--tp-size", "--pipeline-parallel-size", "--pp-size"),
+            *("--data-parallel-size", "--dp-size", "--ep-size", "--enable-expert-parallel"),
+            *("--data-parallel-size-local", "--data-parallel-rank", "--data-parallel-address"),
+            *("--data-parallel-rpc-port", "--data-parallel-hybrid-lb", "--headless", "--nnodes"),
+            *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--node-rank"),
+            *("--dist-init-addr", "--enable-dp-attention", "--enable-eplb", "--all2all-backend"),
+            *("--enable-dbo", "--eplb-config", "--moe-a2a-backend", "--enable-dp-lm-head", "--tp"),
+            *("--dp", "--ep", "--attn-dp-size", "--moe-dense-tp-size", "--attn-cp-size", "--cp"),
+        ),
+        _MANY,
+    ),
+    **dict.fromkeys(
+        (
+            *("--quantization", "--kv-cache-dtype", "--attention-backend", "--compilation-config"),
+            *("--prefill-attention-backend", "--decode-attention-backend", "--sampling-backend"),
+            *(
+                "--enable-torch-compile",
+                "--cudagraph-mode",
+                "--moe-runner-backend",
+                "--moe-backend",
+            ),
+            *(
+                "--enable-flashinfer-allreduce-fusion",
+                "--enable-piecewise-cuda-graph",
+                "--fp8-gemm",
+            ),
+            *("--cpu-offload-gb", "--kv-offloading-size", "--enable-sleep-mode", "--quant-policy"),
+            *("--mm-attention-backend", "--cuda-graph-config", "--cuda-graph-backend-decode"),
+            *(
+                "--cuda-graph-backend-prefill",
+                "--kernel-config",
+                "--attention-config",
+                "--calculate",
+            ),
+            *(
+                "--enable-memory-saver",
+                "--mamba-backend",
+                "--linear-attn-backend",
+                "--communication",
+            ),
+            *("--enable-two-batch-overlap", "--enable-single-batch-overlap", "--model-format"),
+            *("--nsa-prefill-backend", "--nsa-decode-backend", "--torchao-config", "--gdn-backend"),
+            *(
+                "--enable-nccl-nvls",
+                "--enable-symm-mem",
+                "--enable-mscclpp",
+                "--weight-transfer-config",
+            ),
+        ),
+        _GPU,
+    ),
+    **dict.fromkeys(
+        (
+            *("--kv-transfer-config", "--ec-transfer-config", "--disaggregation-mode"),
+            *("--disaggregation-ib-device", "--disaggregation-transfer-backend"),
+            *("--disaggregation-bootstrap-port", "--hicache-storage-backend", "--kv-events-config"),
+            *("--role", "--migration-backend", "--proxy-url"),
+        ),
+        "it needs further servers",
+    ),
+    **dict.fromkeys(
+        (
+            *("--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path"),
+            *("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-algo"),
+            *("--speculative-num-draft-tokens", "--enable-lora", "--lora-modules", "--lora-paths"),
+            *("--max-loras", "--max-lora-rank", "--max-loras-per-batch", "--lora-target-modules"),
+            *("--adapters", "--hf-overrides", "--json-model-override-args", "--rope-scaling"),
+            *("--rope-theta", "--tokenizer-mode", "--config-format", "--logits-processors"),
+            *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-ssm-dtype"),
+            *("--mamba-block-size", "--chat-template", "--tool-parser-plugin", "--model-impl"),
+            *("--mamba-cache-mode", "--reasoning-parser-plugin", "--worker-extension-cls"),
+        ),
+        "it belongs to a model or a file that is not here",
+    ),
+}
+"""Options that are left out, and on which a failure may hang: where nothing shows without them,
+nothing is said of the report."""
+_DEFAULTS: Final = frozenset({"1", "auto", "none", "None", "false", "False", "0"})
+_LENGTHS: Final = ("--max-model-len", "--context-length", "--session-len", "--max-seq-len")
+_ENV_OURS: Final = re.compile(
+    r"^(?:CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|NCCL_\w+|HF_\w+|HUGGING\w+|"
+    r"TRANSFORMERS_\w+|TORCH\w*|PYTORCH_\w+|OMP_\w+|RAY_\w+|VLLM_LOGGING_LEVEL|VLLM_CACHE_ROOT|"
+    r"VLLM_USE_MODELSCOPE|SGLANG_USE_MODELSCOPE|VLLM_API_KEY|VLLM_NO_USAGE_STATS|"
+    r"VLLM_WORKER_MULTIPROC_METHOD|VLLM_HOST_IP|VLLM_USE_V1|CUDA_\w+|VLLM_CPU_\w+)$"
+)
+_ENV_GPU: Final = re.compile(
+    r"ATTENTION_BACKEND|FLASH|GEMM|ROCM|AITER|FP8|MXFP4|NVFP4|ALL2ALL|NCCL|CUDA|MARLIN|CUTLASS|"
+    r"TRITON|P2P|NIXL|MOONCAKE|MOE_BACKEND|TORCH_COMPILE|CUDAGRAPH"
+)
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What a case's server is made from.
+
+    Attributes:
+        notes: sentences, before the start.
+    """
+
+    model: str
+    max_model_len: int
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+    replaced: tuple[Replaced, ...]
+    notes: tuple[str, ...] = ()
+
+
+def translated(asked: ServerAsked, known: Mapping[str, bool] | None, traffic: str) -> Translated:
+    """The server of a case.
+
+    Args:
+        known: options of the release, and whether each is a switch; None: not known.
+        traffic: what is sent, as text: pictures in it ask for a model that sees them.
+
+    Raises:
+        UsageError: an option's value is a variable that is set nowhere.
+    """
+    model, replaced, extra = _model(asked, traffic)
+    args: list[str] = list(extra)
+    length = needed = _needed(traffic)
+    notes: list[str] = []
+    for name, values in asked.options:
+        shown = " ".join([name, *values])
+        value = values[0] if values else ""
+        if name in _LENGTHS:
+            length = _tokens(value) or length
+            most, why = MOST_LENGTH, "the tiny model has no more positions"
+            if not _ASKS_TOKENS.search(traffic):
+                most = needed
+                why = "random weights do not stop: an answer without max_tokens fills the context"
+            if length > most:
+                replaced.append(Replaced(what=shown, by=f"{name} {most}", why=why))
+                length = most
+            continue
+        if name in HARMLESS:
+            replaced.append(Replaced(what=shown, why=HARMLESS[name]))
+            continue
+        if name in NEEDED:
+            if value not in _DEFAULTS:
+                replaced.append(Replaced(what=shown, why=NEEDED[name], essential=True))
+            continue
+        if name == "--dtype" and value in ("float16", "half"):
+            replaced.append(Replaced(what=shown, why="a CPU computes in bfloat16 or float32"))
+            continue
+        if any(re.search(r"\$\{?\w", one) for one in values):
+            raise UsageError(
+                f"{shown} takes a variable that nothing sets here.",
+                hint=f'--server "… {name} VALUE"',
+            )
+        if known is not None and not _is_known(name, known):
+            gone = GONE.get(asked.engine, {}).get(name, "")
+            words = did_you_mean(name, known) if not gone else f" {gone.capitalize()}."
+            notes.append(f"The release's parser does not have {name}.{words}")
+        if known is not None and known.get(name) and len(values) == 1 and not asked.model:
+            values = []
+        args += [name, *values]
+    env = {}
+    for name, value in asked.env.items():
+        if names_a_secret(name) or _ENV_OURS.match(name):
+            continue
+        if _ENV_GPU.search(name):
+            what = f"{name}={value}"
+            replaced.append(Replaced(what=what, why=_GPU, essential=True))
+        else:
+            env[name] = value
+    return Translated(model, length, tuple(args), env, tuple(replaced), tuple(notes))
+
+
+_ASKS_TOKENS: Final = re.compile(
+    r"max_(?:completion_|new_|output_)?tokens[\"']?\s*[:=]\s*(\d+)", re.IGNORECASE
+)
+
+
+_TIMES: Final = re.compile(r"[\"')\]]\s*\*\s*(\d{2,6})\b")
+OF_REPEATED = 16
+"""Bytes of a text that a script repeats, about."""
+
+
+def _needed(traffic: str) -> int:
+    """Tokens that prompts and answers in ``traffic`` take: the tiny models' tokens are bytes."""
+    asked = max((int(n) for n in _ASKS_TOKENS.findall(traffic) if len(n) < 8), default=0)
+    pictures = OF_PICTURES if _PICTURES.search(traffic) else 0
+    repeated = sum(int(times) for times in _TIMES.findall(traffic)) * OF_REPEATED
+    wanted = min(MOST_LENGTH, len(traffic) + asked + pictures + repeated) + LEAST_LENGTH // 2
+    return min(MOST_LENGTH, -(-wanted // LEAST_LENGTH) * LEAST_LENGTH)
+
+
+def _tokens(text: str) -> int | None:
+    """``4096``, ``16k`` (thousands) and ``16K`` (of 1024), as vLLM's parser reads them."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
+    if found is None:
+        return None
+    scale = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}[found[2]]
+    return max(16, int(float(found[1]) * scale))
+
+
+# --------------------------------------------------------------------------------------- the model
+
+_FAMILIES: Final = (
+    (r"dots[._-]?ocr", "dots-ocr"),
+    (
+        r"whisper|voxtral|ultravox|audio|parakeet|speech|-asr\b|kimi-audio|musicflamingo",
+        "",  # no tiny one
+    ),
+    (
+        r"(?:^|[\W_]|\d)vl(?:$|[\W_]|\d)|vision|llava|pixtral|internvl|minicpm-?[vo]|qwen3\.[5-9]|"
+        r"gemma-?3(?!n|-1b|-270m)|gemma-?4|molmo|glm-?[45][.\d]*v|llama-?4|aya-vision|multimodal|"
+        r"mistral-small-3\.[12]|deepseek-ocr|paligemma|idefics|omni|vlm\b|ovis|nvila|ocr",
+        "qwen2-vl",
+    ),
+)
+_POOLS: Final = re.compile(
+    r"embed|bge-|\be5-|gte-|rerank|reward|colbert|jina|minilm|mpnet|roberta|\bbert\b", re.IGNORECASE
+)
+_PICTURES: Final = re.compile(
+    r"\bimage_url\b|\binput_image\b|\bimage_data\b|data:image/|\bimages\b"
+)
+_LLAMAS: Final = re.compile(
+    r"llama(?!-?4)|vicuna|internlm|yi-|alpaca|tulu|smollm|solar", re.IGNORECASE
+)
+_QWEN_VL: Final = re.compile(r"qwen2(?:\.5)?-?vl", re.IGNORECASE)
+
+
+def _model(asked: ServerAsked, traffic: str) -> tuple[str, list[Replaced], list[str]]:
+    """The tiny model, what is said of it, and options that it needs."""
+    name = asked.model
+    lowered = name.lower()
+    found = next((t for pattern, t in _FAMILIES if re.search(pattern, lowered)), "text")
+    tiny = found or "text"
+    if tiny == "text" and _PICTURES.search(traffic):
+        tiny = "qwen2-vl"
+    if asked.engine == "minivllm":
+        tiny = "qwen3"
+    kind = {
+        "text": "a tiny Llama",
+        "qwen2-vl": "a tiny Qwen2-VL",
+        "dots-ocr": "a tiny dots.ocr",
+        "qwen3": "a tiny Qwen3 that sees pictures",
+    }
+    same = bool(
+        (tiny == "text" and _LLAMAS.search(name))
+        or (tiny == "qwen2-vl" and _QWEN_VL.search(name))
+        or tiny == "dots-ocr"
+    )
+    why = "random weights, of the same architecture" if same else "random weights"
+    if name and not same:
+        why = "random weights, of another architecture"
+    if not found:
+        why = "no tiny model reads audio"
+    what = name or "the model"
+    replaced = [
+        Replaced(what=what, by=kind[tiny], why=why, model=True, essential=not found),
+    ]
+    extra = ["--trust-remote-code"] if tiny == "dots-ocr" else []
+    given = {option for option, _ in asked.options}
+    if "--trust-remote-code" in given:
+        extra = []
+    if asked.engine == "vllm" and _POOLS.search(name) and not given & {"--runner", "--task"}:
+        extra += ["--runner", "pooling"]
+        why = "the stand-in is served as such a model"
+        replaced.append(Replaced(what="", by="--runner pooling", why=why))
+    return tiny, replaced, extra
+
+
+# ---------------------------------------------------------------------- what a release's parser has
+
+_SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
+    "vllm": ("engine/arg_utils.py", "entrypoints/**/cli_args.py", "config/*.py"),
+    "sglang": ("srt/server_args.py", "srt/arg_groups/**/*.py", "srt/utils/common.py"),
+    "lmdeploy": ("cli/*.py",),
+}
+_LITERAL: Final = re.compile(r"""["'](--[a-z][\w-]*)["']([^()]{0,200}?store_true)?""")
+_FIELD: Final = re.compile(r"^ {4}([a-z]\w*) *: *(A\[)?(\w+)", re.MULTILINE)
+
+
+@cache
+def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
+    """Options of an engine's server, by the source of its parser, and whether each is a switch.
+
+    Args:
+        packages: the folder with the installed package (``site-packages``).
+
+    Returns:
+        Rather too many names than too few: {} where nothing could be read.
+    """
+    found: dict[str, bool] = {}
+    for pattern in _SOURCES.get(engine, ()):
+        for file in sorted((packages / engine).glob(pattern)):
+            try:
+                text = file.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            for name, switch in _LITERAL.findall(text):
+                found[name] = found.get(name, False) or bool(switch)
+            for name, _, kind in _FIELD.findall(text):
+                option = "--" + name.replace("_", "-")
+                found[option] = found.get(option, False) or kind == "bool"
+    return found
+
+
+def _is_known(name: str, known: Mapping[str, bool]) -> bool:
+    plain = name.partition(".")[0]
+    if not known or not plain.startswith("--"):
+        return True
+    return plain in known or plain.replace("--no-", "--", 1) in known
+
+
+# --------------------------------------------------------------------------------------- releases
+
+
+def release_here(engine: str, wanted: str, here: Iterable[str]) -> tuple[str, str]:
+    """The release that is run of those that are ``here``, and a sentence; ("", ""): none is.
+
+    ``wanted`` itself, else the nearest one before it of the same minor release, else the nearest.
+    ``wanted`` "": the newest.
+    """
+    versions = sorted(v for v in map(_version, here) if v is not None)
+    if not versions:
+        return "", ""
+    if not wanted:
+        return str(
+            versions[-1]
+        ), f"No release is named: the newest one here, {versions[-1]}, is run."
+    asked = _version(wanted)
+    if asked is None:
+        raise UsageError(f"{wanted!r} is not a release of {engine}.")
+    if asked in versions:
+        return str(asked), ""
+
+    def distance(one: Version) -> tuple[int, ...]:
+        parts = zip(_three(one), _three(asked), strict=True)
+        return (*(abs(a - b) for a, b in parts), one > asked)
+
+    nearest = min(versions, key=distance)
+    said = f"{engine} {wanted} is not installed here: {nearest}, the nearest one that is, is run."
+    return str(nearest), f"{said} --release {wanted} installs it."
+
+
+def _three(version: Version) -> Sequence[int]:
+    return (*version.release, 0, 0, 0)[:3]
+
+
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None

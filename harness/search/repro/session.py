@@ -1,0 +1,532 @@
+"""From a bug report to a verdict: a replay of what the report's client sends to its server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import is_file, is_folder, read_file, write_file
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.events import Note
+from mmrepro.campaign.search import Spent
+from mmrepro.engines import get_engine, spec_for
+from mmrepro.engines.environments.build import existing
+from mmrepro.engines.environments.store import list_environments
+from mmrepro.failure.documents.replay import (
+    REPLAY_FILE,
+    Claim,
+    Finding,
+    FindingClass,
+    OnRelease,
+    Replay,
+    ReportFacts,
+    ReproVerdict,
+)
+from mmrepro.runs.judge import derive
+from mmrepro.runs.play.player import RECORDED
+from mmrepro.search.oracle.judged import alike
+from mmrepro.search.replay.attempts import CaseRun, StartingPoint
+from mmrepro.search.replay.confirm import GIVE_UP
+from mmrepro.search.replay.known import server_wanted
+from mmrepro.search.replay.pursue import LOUD
+from mmrepro.search.replay.session import Replaying, Rounds
+from mmrepro.search.replay.store import Wanted, WriteReplay
+from mmrepro.search.repro.claim import claim_of, concluded, matches
+from mmrepro.search.repro.issue import Issue, read_issue
+from mmrepro.search.repro.options import ReproCommand
+from mmrepro.search.repro.server_command import (
+    Translated,
+    options_of,
+    parse,
+    plain_command,
+    release_here,
+    translated,
+)
+from mmrepro.traffic.capture.client import (
+    ClientRun,
+    ClientWanted,
+    beside,
+    with_plain_addresses,
+)
+from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.capture.read import holds_case, read
+from mmrepro.traffic.case.files import read_case, write_case
+from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
+from packaging.version import Version
+
+MAX_TEXT = 4 << 20
+HEAD = 1 << 20
+SLOW_ANSWER_S = 1.0
+EARLIER, MAX_REPLAY = 200, 16 << 20
+"""Replays among which the same failure is looked for, the newest; bytes of one."""
+CLIENT_DIR: Final = "client"
+RUN_FILE: Final = "client.json"
+NO_FILE: Final = Path()
+ASSERTED: Final = "device-side assert"
+"""What a GPU says of an index that is out of range: a CPU raises an exception there."""
+
+# ---------------------------------------------------------------------------------- what is asked
+
+
+@dataclass(frozen=True)
+class Client:
+    """Where requests come from: a script that is run, or a ``file`` that is read.
+
+    Attributes:
+        words: the command; with ``name`` in it for ``text``.
+        text: of the script.
+        script: where it lies; None: in a report.
+    """
+
+    shown: str
+    words: tuple[str, ...] = ()
+    name: str = ""
+    text: str = ""
+    script: Path | None = None
+    file: Path | None = None
+
+
+@dataclass(frozen=True)
+class ReproAsked:
+    """A report, read: the server, the client, and the facts that its document has."""
+
+    server: ServerWanted
+    client: Client
+    facts: ReportFacts
+
+
+def asked_for(options: ReproCommand) -> ReproAsked:
+    """Read a report and the words beside it. Raises UsageError: what is missing, in a sentence."""
+    issue = _issue(options)
+    client = _client(options, issue)
+    traffic = client.text or _head(client.file)
+    given = claim_of(options.reported) if options.reported else Claim()
+    claim = issue.claim
+    if options.reported:
+        claim = given.model_copy(
+            update={"exceptions": issue.claim.exceptions, "hardware": issue.claim.hardware}
+        )
+    text = options.server_command or issue.server
+    if not text and issue.engine and not (options.engine or client.file):
+        text = plain_command(issue.engine, client.text)
+        issue.notes.append(f"The report has no server's command: {text} is taken.")
+    facts = ReportFacts(
+        source=options.file.name if options.file not in (None, NO_FILE) else "",
+        server=text,
+        client=client.shown,
+        claim=claim,
+        notes=list(issue.notes),
+    )
+    if text:
+        server = _translated_server(options, issue, text, traffic, facts)
+    else:
+        server = _own_server(options, issue, client)
+    fixed = options.fixed
+    if fixed == "newest":
+        fixed = max(_here(server.engine), key=Version, default="")
+    facts.asked = fixed
+    return ReproAsked(server, client, facts)
+
+
+def _issue(options: ReproCommand) -> Issue:
+    if options.file in (None, NO_FILE):
+        return Issue()
+    try:
+        text = read_file(options.file, MAX_TEXT).decode("utf-8", "replace")
+    except OSError as error:
+        raise UsageError(f"{options.file} cannot be read: {error.strerror}.") from error
+    return read_issue(text)
+
+
+def _head(file: Path | None) -> str:
+    if file is None:
+        return ""
+    file = file / CASE_FILE if is_folder(file) else file
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        return opened.read(HEAD).decode("utf-8", "replace")
+    return ""
+
+
+# -------------------------------------------------------------------------------------- the client
+
+_SHELLS: Final = ("bash", "sh", "zsh", "dash")
+_PYTHONS: Final = ("python", "python3")
+
+
+def _client(options: ReproCommand, issue: Issue) -> Client:
+    """Raises UsageError: there is none, or it cannot be read."""
+    if options.client:
+        return _given_client(options.client)
+    if issue.client_kind == "python":
+        return _script("client.py", issue.client, "a Python script of the report")
+    if issue.client_kind == "shell":
+        return _script("client.sh", issue.client, "curl lines of the report")
+    if issue.client_kind == "json":
+        return Client("a request's body of the report", name="body.json", text=issue.client)
+    if options.resume is not None and is_file(options.resume / CASE_FILE):
+        return Client("", file=options.resume / CASE_FILE)
+    if FindingClass.START_FAILURE in issue.claim.classes or options.reported == "start-failure":
+        return Client("")  # the start is the failure
+    if issue.offline:
+        raise UsageError(
+            "The report runs the engine in its own process (vllm.LLM, sglang.Engine, pipeline); "
+            "mmrepro repro tests servers.",
+            hint='--client "python client.py" with the same requests to a server',
+        )
+    what = "The report has" if options.file not in (None, NO_FILE) else "There is"
+    raise UsageError(
+        f"{what} no client: no script with openai or requests, no curl, no request's body.",
+        hint='--client "python client.py", or a file with curl lines or a request\'s body',
+    )
+
+
+def _given_client(text: str) -> Client:
+    whole = Path(text)
+    if is_folder(whole) or is_file(whole):
+        return _of_file(whole, text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--client cannot be read: {error}.") from error
+    if text.lstrip().startswith("curl "):
+        return _script("client.sh", text, text)
+    scripts = [Path(word) for word in words[1:] if is_file(Path(word))]
+    if not words or not scripts:
+        raise UsageError(
+            f"--client {text}: there is no such file, and no script in it that is here.",
+            hint='--client "python client.py"',
+        )
+    script = scripts[0]
+    return replace(
+        _script(script.name, _text(script), text),
+        words=tuple(script.name if word == str(script) else word for word in words),
+        script=script.resolve(),
+    )
+
+
+def _of_file(file: Path, shown: str) -> Client:
+    """By what it is: a script, a request's body, or what a replay reads."""
+    if is_folder(file) or file.suffix in (".har", ".jsonl", ".log"):
+        return Client(shown, file=file)
+    text = _text(file)
+    if file.suffix in (".py", ".sh") or text.startswith("#!"):
+        made = _script(file.name, text, shown)
+    elif file.suffix != ".json" and "curl " in text and not text.lstrip().startswith("{"):
+        made = _script(file.name, text, shown, as_shell=True)
+    else:
+        return Client(shown, file=file)
+    return replace(made, script=file.resolve())
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_file(file, MAX_TEXT).decode("utf-8", "replace")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> Client:
+    shell = as_shell or name.endswith(".sh") or text.startswith(("#!/bin/", "#!/usr/bin/env bash"))
+    words = ("bash", name) if shell else ("python3", name)
+    return Client(shown, words=words, name=name, text=text)
+
+
+# -------------------------------------------------------------------------------------- the server
+
+
+def _here(engine: str) -> list[str]:
+    """Releases of an engine whose environment is on this machine."""
+    made = (one.manifest for one in list_environments(sizes=False))
+    return [one.release for one in made if one.engine == engine and not one.commit]
+
+
+def _translated_server(
+    options: ReproCommand, issue: Issue, text: str, traffic: str, facts: ReportFacts
+) -> ServerWanted:
+    command = parse(text)
+    if options.engine and options.engine != command.engine:
+        raise UsageError(
+            f"--engine {options.engine}, and the command starts {command.engine}.",
+            hint="leave --engine out",
+        )
+    release = options.release
+    if not release:
+        named = command.release or issue.release
+        if not named and facts.source:
+            here = ", ".join(sorted(_here(command.engine), key=Version)) or "none"
+            raise UsageError(
+                f"The report names no release of {command.engine}; here are {here}.",
+                hint="--release VERSION",
+            )
+        release, said = release_here(command.engine, named, _here(command.engine))
+        release = release or named
+        facts.notes += [said] if said else []
+        if not release:
+            raise UsageError(
+                f"No release of {command.engine} is named, and none is installed here.",
+                hint="--release VERSION",
+            )
+    known = None
+    environment = existing(spec_for(command.engine, release))
+    if environment is not None:
+        known = options_of(command.engine, environment.site_packages) or None
+    made: Translated = translated(command, known, traffic)
+    facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
+    base = {
+        "engine": command.engine,
+        "release": release,
+        "model": made.model,
+        "max_model_len": made.max_model_len,
+        "args": [*made.args, *options.server_args],
+        "env": dict(made.env),
+    }
+    asked = {k: v for k, v in options.asked.items() if k in ("model", "max_model_len")}
+    env = {**made.env, **options.asked.get("env", {})}
+    wanted = ServerWanted.model_validate({**base, **asked, "env": env})
+    get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
+    return wanted
+
+
+def _own_server(options: ReproCommand, issue: Issue, client: Client) -> ServerWanted:
+    """Without a command: a case's own, or what the options say. Raises UsageError."""
+    named = {"engine": options.engine} if options.engine else {}
+    place = client.file or NO_FILE
+    if not (named or options.resume or (client.file and holds_case(place))):
+        what = "The report has" if options.file not in (None, NO_FILE) else "There is"
+        raise UsageError(
+            f"{what} no server's command.",
+            hint='--server "vllm serve MODEL --flags …"',
+        )
+    return server_wanted(place, options.resume, named | options.asked)
+
+
+# ------------------------------------------------------------------------------------- the session
+
+
+class Reproducing(Replaying):
+    """A bug report in progress."""
+
+    kind = "replay"
+    options: ReproCommand
+
+    def __init__(self, options: ReproCommand, *, write: WriteReplay) -> None:
+        """``write`` as of a replay. Raises UsageError: what the report lacks."""
+        self.asked = asked_for(options)
+        self._held = contextlib.ExitStack()
+        self._client_ran = False
+        super().__init__(replace(options, server=self.asked.server), write=write)
+
+    @property
+    def facts(self) -> ReportFacts:
+        assert self.replay.report is not None
+        return self.replay.report
+
+    # ------------------------------------------------------------------ asked by the campaign
+
+    def begin(self, campaign: Campaign[Replay]) -> None:
+        recorded, scripted = self.case, bool(self.asked.client.words)
+        if scripted:  # what is journaled is the same before and after the client has run
+            self.case = recorded.keeping([])
+        super().begin(campaign)
+        self.replay.report = self.asked.facts
+        self.replay.limits += [one.words for one in self.asked.facts.replaced]
+        if scripted and recorded.operations:
+            self._known(recorded, _read_run(self.folder))
+        for line in [*(one.words for one in self.facts.replaced), *self.facts.notes]:
+            campaign.emit(Note(text=line))
+
+    def run(self) -> None:
+        """All of it, to the verdict."""
+        assert self._files is not None
+        claim = self.facts.claim
+        if claim.hardware and ASSERTED not in claim.hardware:
+            why = f"not testable here: the report has {claim.hardware!r}, which needs a GPU"
+            self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
+            return
+        silent = [kind for kind in claim.classes if kind not in LOUD]
+        # One start less than measuring them: a hang is noticed some seconds later.
+        deadlines = derive([SLOW_ANSWER_S])
+        if self.asked.client.words and not self._files.case.operations:
+            deadlines = self._recorded().deadlines or deadlines
+        quiet = GIVE_UP if failed_before(self.replay, self._files.case) else 1
+        starts = FindingClass.START_FAILURE in claim.classes
+        start = StartingPoint(
+            brief=True,
+            loud=not silent,
+            deadlines=deadlines,
+            starts=starts,
+            classes=tuple(claim.classes),
+            quiet=quiet,
+        )
+        rounds = Rounds(self, self._files, start)
+        if self._files.case.operations or not self._client_ran:
+            rounds.run()
+        self._on_fixed(rounds)
+        for finding in self.replay.findings:
+            finding.same_as = earlier(finding, self.folder)
+        self._conclude(*concluded(self.replay))
+
+    def end(self, state: Any, failure: str) -> Replay:
+        self._held.close()
+        return super().end(state, failure)
+
+    def _conclude(self, verdict: ReproVerdict, said: str) -> None:
+        self.facts.verdict, self.facts.said = verdict, said
+        assert self._files is not None
+        self._files.write()
+
+    # ------------------------------------------------------------------ its client
+
+    def _captured(self) -> Captured:
+        client, options = self.asked.client, self.options
+        if client.words or not client.shown:
+            return Captured(Case(server=options.server), {})
+        file = client.file or self._held.enter_context(beside(None, client.text, client.name))
+        return read(
+            file / client.name, options.server, host=options.host, concurrency=options.concurrency
+        )
+
+    def _recorded(self) -> Any:
+        """Run the client on a server of its own, and make a case of what it sent."""
+        client = self.asked.client
+        text, changed = with_plain_addresses(client.text)
+        self.facts.notes += changed
+        folder = self._held.enter_context(beside(client.script, text, client.name))
+        wanted = ClientWanted(
+            client.words,
+            folder,
+            script=text,
+            image=self.options.container,
+            ports=tuple(filter(None, (_port(self.facts.server),))),
+            limit_s=self.options.client_timeout,
+        )
+        what = f"the client ({client.shown}), which nobody vouches for"
+        order = CaseRun("client", what, self.servers, CLIENT_DIR, client=wanted)
+        result = self.attempt(order)
+        run = result.client or ClientRun()
+        file = self.folder / CLIENT_DIR / RECORDED
+        case = Case(server=self.options.server)
+        contents: Any = {}
+        if is_file(file) and json.loads(file.read_bytes())["log"]["entries"]:
+            try:
+                captured = read(file, self.options.server)
+            except UsageError as error:
+                run.notes.append(error.message)
+            else:
+                case, contents = captured.case, captured.contents
+                case = case.model_copy(update={"server": self.options.server})
+        write_case(case, self.folder, contents)
+        (self.folder / CLIENT_DIR).mkdir(exist_ok=True)
+        write_file(self.folder / CLIENT_DIR / RUN_FILE, run.model_dump_json())
+        self._known(case, run)
+        for line in (f"The client ran {run.isolation}." if run.isolation else "", *run.notes):
+            if line:
+                self.campaign.emit(Note(text=line))
+        return result
+
+    def _known(self, case: Case, run: ClientRun) -> None:
+        """What the client sent is the case."""
+        assert self._files is not None
+        self._files.case = case
+        replay = self.replay
+        replay.origin, replay.requests, replay.images = (
+            case.origin,
+            len(case.operations),
+            len(case.images),
+        )
+        ended = f"It was ended: {run.ended}." if run.ended else ""
+        facts = self.facts
+        self._client_ran = run.ran
+        facts.isolation, facts.output, facts.died = run.isolation, run.output, run.died
+        facts.notes += [*run.notes, *filter(None, [ended])]
+
+    # ------------------------------------------------------------------ another release
+
+    def _on_fixed(self, rounds: Rounds) -> None:
+        release, replay = self.facts.asked, self.replay
+        found = [f for f in replay.findings if f.confirmed and matches(f, self.facts.claim)]
+        found = found or [f for f in replay.findings if f.confirmed]
+        if not release or not found:
+            return
+        if release == self.options.server.release:
+            replay.limits.append(f"--fixed {release}: it is the release that was run")
+            return
+        for finding in found[:1]:
+            try:
+                self.facts.fixed.append(self._held_against(finding, release, rounds))
+            except Spent:
+                replay.limits.append(f"{finding.id} was not replayed on {release}: --budget")
+            rounds.plays.grew(finding)
+
+    def _held_against(self, finding: Finding, release: str, rounds: Rounds) -> OnRelease:
+        """The case that is left, on another release. Raises Spent."""
+        case, _ = read_case(self.folder / finding.case_file)
+        server = case.server.model_copy(update={"release": release})
+        other = case.model_copy(update={"server": server})
+        seen = rounds.plays.play(Wanted(other, "confirm", 1, f"{finding.id}: on {release}"))
+
+        def on(state: Any, said: str) -> OnRelease:
+            return OnRelease(release=release, finding=finding.id, state=state, said=said)
+
+        kinds = [one.finding_class for one in seen.sightings]
+        observed = "; ".join(f"{op}: {words}" for op, words in list(seen.observed.items())[:3])
+        if seen.has(finding.bucket):
+            return on("still", seen.sightings[0].said)
+        if FindingClass.START_FAILURE in kinds and finding.finding_class not in kinds:
+            return on("not-tested", seen.sightings[0].said)
+        if same := next((s for s in seen.sightings if s.finding_class in LOUD), None):
+            return on("other", same.said)
+        if seen.answers and all(
+            one in ("401", "403", "404", "405") for one in seen.answers.values()
+        ):
+            return on("not-tested", observed)
+        return on("fixed", observed)
+
+
+def failed_before(replay: Replay, case: Case) -> bool:
+    """Whether the client saw a failure when it was recorded: it may come and go."""
+    seen = [op.recorded.status for op in case.operations if op.recorded is not None]
+    died = replay.report is not None and replay.report.died
+    return died or any(status is not None and status >= 500 for status in seen)
+
+
+def earlier(finding: Finding, folder: Path) -> str:
+    """The folder of an earlier finding with the same bucket, among the replays beside ``folder``;
+    "": there is none, or it has a name."""
+    if finding.known is not None:
+        return ""
+    files = [f for f in folder.parent.glob(f"*/{REPLAY_FILE}") if f.parent != folder]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[:EARLIER]:
+        try:
+            others = json.loads(read_file(file, MAX_REPLAY))["findings"]
+            for other in others:
+                if alike(other["bucket"], finding.bucket):
+                    return f"{file.parent.name}/{other['folder']}"
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return ""
+
+
+def _port(command: str) -> int | None:
+    return parse(command).port if command else None
+
+
+def _read_run(folder: Path) -> ClientRun:
+    try:
+        return ClientRun.model_validate_json((folder / CLIENT_DIR / RUN_FILE).read_bytes())
+    except (OSError, ValueError):
+        return ClientRun()
+
+
+def releases_of(asked: ReproAsked) -> Iterator[str]:
+    """Releases that are started: the report's, and the one that it is compared with."""
+    yield asked.server.release
+    if asked.facts.asked:
+        yield asked.facts.asked

@@ -1,0 +1,332 @@
+"""The recording proxy, and a client that runs against it with nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmrepro.base.errors import UsageError
+from mmrepro.search.replay.known import usual_server
+from mmrepro.traffic.capture import client as clients
+from mmrepro.traffic.capture.client import (
+    ClientWanted,
+    _can_unshare,
+    _container,
+    beside,
+    called,
+    run_client,
+    with_plain_addresses,
+)
+from mmrepro.traffic.capture.proxy import CLIENT_LEFT, NO_ANSWER, SERVER_CLOSED, RecordingProxy
+from mmrepro.traffic.capture.read import read
+
+
+class Server(BaseHTTPRequestHandler):
+    """Tells what it got; streams, breaks off, or is silent, by the path."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path == "/stream":
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for piece in (b"data: 1\n\n", b"data: [DONE]\n\n"):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.flush()
+                time.sleep(0.1)
+            self.wfile.write(b"0\r\n\r\n")
+            return
+        if self.path == "/break":
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if self.path == "/silence":
+            time.sleep(3)
+        said = {"path": self.path, "key": self.headers.get("Authorization"), "got": body.decode()}
+        self._answer(json.dumps(said).encode())
+
+    def do_GET(self) -> None:
+        self._answer(b'{"data": [{"id": "tiny"}]}')
+
+    def do_PUT(self) -> None:
+        self.do_POST()
+
+    def do_DELETE(self) -> None:
+        self.do_POST()
+
+    def _answer(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made.server_address[1]
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def proxied(server: int) -> Iterator[tuple[RecordingProxy, int]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with RecordingProxy(server, "tiny") as proxy:
+        proxy.listen(port)
+        yield proxy, port
+
+
+def ask(port: int, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> bytes:
+    one = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    one.request(method, path, body or None, headers)
+    return one.getresponse().read()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_any_request_passes_and_is_recorded(
+    proxied: tuple[RecordingProxy, int], method: str
+) -> None:
+    proxy, port = proxied
+    body = b'{"model": "a/b", "x": {"model": "kept"}}'
+    got = json.loads(ask(port, "/any?q=1", body, method, Authorization="Bearer k"))
+    assert got["path"] == "/any?q=1"
+    assert got["key"] == "Bearer k"
+    assert got["got"] == '{"model": "tiny", "x": {"model": "kept"}}'
+    (entry,) = proxy.entries
+    assert entry["request"]["method"] == method
+    assert entry["request"]["url"].endswith("/any?q=1")
+    assert entry["request"]["postData"]["text"] == body.decode()
+    assert entry["response"]["status"] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        (b'{"x": {"model": "in"}, "model":"a"}', b'{"x": {"model": "in"}, "model":"tiny"}'),
+        (b'{"text": "\\"model\\": \\"no\\""}', b'{"text": "\\"model\\": \\"no\\""}'),
+        (b'{"model": "a", broken', b'{"model": "tiny", broken'),
+        (b'{"prompt": "\xff"}', b'{"prompt": "\xff"}'),
+        (
+            b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\nw\r\n--B--\r\n',
+            b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n--B--\r\n',
+        ),
+    ],
+)
+def test_only_the_models_name_is_replaced(body: bytes, sent: bytes) -> None:
+    assert RecordingProxy(0, "tiny").served_name(body) == sent
+
+
+def test_a_stream_comes_piece_by_piece(proxied: tuple[RecordingProxy, int], tmp_path: Path) -> None:
+    proxy, port = proxied
+    one = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    one.request("POST", "/stream", b"{}")
+    answer = one.getresponse()
+    first, begun = answer.readline(), time.monotonic()
+    answer.read()
+    proxy.write(tmp_path / "recorded.har")  # waits for what is not whole yet
+    assert first == b"data: 1\n"
+    assert time.monotonic() - begun > 0.05, "the rest came later"
+    assert proxy.entries[0]["response"]["content"]["text"].endswith("data: [DONE]\n\n")
+
+
+def test_who_broke_off_is_told_apart(proxied: tuple[RecordingProxy, int]) -> None:
+    proxy, port = proxied
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(port, "/break", b"{}")
+    assert proxy.entries[0]["response"]["_error"] == SERVER_CLOSED
+    client = socket.create_connection(("127.0.0.1", port))
+    client.sendall(b"POST /silence HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+    time.sleep(0.3)
+    assert proxy.silent_s > 0
+    assert proxy.entries[1]["response"]["_error"] == NO_ANSWER
+    client.close()
+    end = time.monotonic() + 2
+    while proxy.entries[1]["response"]["_error"] != CLIENT_LEFT and time.monotonic() < end:
+        time.sleep(0.02)
+    assert proxy.entries[1]["response"]["_error"] == CLIENT_LEFT
+
+
+def test_what_a_library_repeats_is_not_recorded(proxied: tuple[RecordingProxy, int]) -> None:
+    proxy, port = proxied
+    for number in range(3):
+        ask(port, "/v1/chat/completions", b"{}", **{"X-Stainless-Retry-Count": str(number)})
+    assert (len(proxy.entries), proxy.retried) == (1, 2)
+    assert "2 requests" in proxy.notes[0]
+
+
+def test_a_chunked_body_is_read_whole(proxied: tuple[RecordingProxy, int]) -> None:
+    _, port = proxied
+    one = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    one.request("POST", "/x", iter([b'{"a":', b" 1}"]), encode_chunked=True)
+    assert json.loads(one.getresponse().read())["got"] == '{"a": 1}'
+
+
+def test_the_recording_is_read_as_a_case(
+    proxied: tuple[RecordingProxy, int], tmp_path: Path
+) -> None:
+    proxy, port = proxied
+    ask(port, "/v1/completions", b'{"model": "m", "prompt": "hi"}')
+    proxy.write(tmp_path / "recorded.har")
+    captured = read(tmp_path / "recorded.har", usual_server("vllm"))
+    (op,) = captured.case.operations
+    assert (op.path, op.prompt) == ("/v1/completions", "hi")
+
+
+# ------------------------------------------------------------------------------------- a client
+
+
+def test_addresses_of_servers_are_found_and_those_of_pictures_are_not() -> None:
+    script = """
+    client = OpenAI(base_url="http://localhost:8001/v1")
+    requests.post("http://gpu-box:9000/generate"); requests.get("http://10.1.2.3:7000/health")
+    conn = HTTPConnection("127.0.0.1", 30001); url = "https://example.com/cat.png"
+    curl http://$HOST:8002/v1/models
+    """
+    found = called(script)
+    assert set(found.ports) == {8001, 9000, 7000, 30001}
+    assert (found.names, found.numbers, found.variables) == (("gpu-box",), ("10.1.2.3",), ("HOST",))
+
+
+def test_what_no_proxy_can_answer_for_is_replaced() -> None:
+    text, said = with_plain_addresses("curl https://my.host/v1/models http://<server-ip>:8000/v1/x")
+    assert text == "curl http://127.0.0.1:443/v1/models http://127.0.0.1:8000/v1/x"
+    assert len(said) == 2
+    same = "image: https://example.com/cat.png"
+    assert with_plain_addresses(same) == (same, [])
+
+
+CLIENT = """
+import json, os, socket, urllib.request
+for url in ("http://localhost:8123/v1/models", "http://gpu-box:9000/generate"):
+    print(urllib.request.urlopen(urllib.request.Request(url, b'{"model": "x"}')).read())
+print("ours" if "MMREPRO_TEST" in os.environ else "none of ours", os.environ["OPENAI_BASE_URL"])
+try:
+    socket.create_connection(("192.0.2.1", 80), 1)
+except OSError as error:
+    print("no network", error.errno)
+try:
+    open(os.path.expanduser(OUTSIDE), "w")
+except OSError:
+    print("read-only")
+open("own", "w").write("x")
+"""
+
+
+@pytest.mark.skipif(not _can_unshare(), reason="the kernel gives no network of its own")
+def test_a_client_reaches_the_server_and_nothing_else(
+    server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMREPRO_TEST", "secret")
+    script = CLIENT.replace("OUTSIDE", repr(str(tmp_path / "outside")))
+    with beside(None, script, "client.py") as folder, RecordingProxy(server, "tiny") as proxy:
+        made = run_client(ClientWanted(("python3", "client.py"), folder, script=script), proxy)
+    assert made.code == 0, made.output
+    assert "read-only" in made.isolation
+    lines = made.output.splitlines()
+    assert "tiny" in lines[0]
+    assert "/generate" in lines[1]
+    assert lines[2].startswith("none of ours http://127.0.0.1:8123/v1")
+    assert lines[3].startswith("no network")
+    assert lines[4] == "read-only"
+    assert not (tmp_path / "outside").exists()
+    assert [one["request"]["method"] for one in proxy.entries] == ["POST", "POST"]
+
+
+@pytest.mark.skipif(not _can_unshare(), reason="the kernel gives no network of its own")
+@pytest.mark.parametrize(
+    ("script", "code", "ended"),
+    [("exit 3", 3, ""), ("sleep 60", None, "it had not ended after 1 s"), ("nope", 127, "")],
+)
+def test_how_a_client_ended(server: int, script: str, code: int | None, ended: str) -> None:
+    with beside(None, script, "client.sh") as folder, RecordingProxy(server, "tiny") as proxy:
+        wanted = ClientWanted(("bash", "client.sh"), folder, script=script, limit_s=1.0)
+        made = run_client(wanted, proxy)
+    assert (made.code, made.ended) == (code, ended)
+
+
+def test_what_lies_beside_a_script_comes_along(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text("{}")
+    (tmp_path / "client.py").write_text("1")
+    with beside(tmp_path / "client.py", "2", "client.py") as folder:
+        assert (folder / "data.json").read_text() == "{}"
+        assert (folder / "client.py").read_text() == "2"
+    assert not folder.exists()
+    assert (tmp_path / "client.py").read_text() == "1"
+
+
+# ------------------------------------------------------------------- where the kernel refuses it
+
+
+@pytest.fixture
+def _exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_can_unshare", lambda: False)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.usefixtures("_exposed")
+def test_without_a_network_of_its_own_the_proxy_listens_where_it_calls(server: int) -> None:
+    port = free_port()
+    script = f"curl -s http://localhost:{port}/v1/models"
+    with beside(None, script, "client.sh") as folder, RecordingProxy(server, "tiny") as proxy:
+        made = run_client(ClientWanted(("bash", "client.sh"), folder, script=script), proxy)
+    assert "this machine's network" in made.isolation
+    assert "tiny" in made.output
+    assert len(proxy.entries) == 1
+
+
+@pytest.mark.usefixtures("_exposed")
+@pytest.mark.parametrize("taken", [True, False])
+def test_without_it_a_taken_port_or_another_host_is_refused(server: int, taken: bool) -> None:
+    where = f"http://localhost:{server}" if taken else "http://192.0.2.1:8123"
+    script = f"curl -s {where}/v1/models"
+    words = f"port {server}" if taken else "192.0.2.1"
+    with (
+        beside(None, script, "client.sh") as folder,
+        RecordingProxy(server, "tiny") as proxy,
+        pytest.raises(UsageError, match=words) as error,
+    ):
+        run_client(ClientWanted(("bash", "client.sh"), folder, script=script), proxy)
+    assert "--container" in error.value.hint
+
+
+def test_a_container_has_no_network_and_only_the_clients_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clients, "container_program", lambda: "docker")
+    script = "curl http://gpu-box:8000/v1/models"
+    with beside(None, script, "client.sh") as folder:
+        wanted = ClientWanted(("bash", "client.sh"), folder, script=script, image="python:3.12")
+        aside = str(folder.parent)
+        box = [str(Path(clients.__file__)), "--socket", f"{aside}/proxy.sock", "--told", "7"]
+        command = _container(wanted, box, {"OPENAI_API_KEY": "EMPTY"}, called(script))
+    text = " ".join(command)
+    assert "--network none" in text
+    assert "--cap-drop ALL" in text
+    assert command.count("--volume") == 1
+    assert f"--volume {aside}:/mmrepro" in text
+    assert "--add-host gpu-box:127.0.0.1" in text
+    assert "--told" not in command
+    assert "--socket /mmrepro/proxy.sock" in text
+    assert command[-2:] == ["bash", "client.sh"]

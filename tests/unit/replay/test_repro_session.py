@@ -1,0 +1,271 @@
+"""A bug report from its text to a verdict, on fake servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_player import NO_START, FakePlayer, Fakes, fake_judge, unnamed
+from mmrepro.base.errors import UsageError
+from mmrepro.failure.documents.replay import REPLAY_FILE, Replay
+from mmrepro.reports.replay import KIND, write_replay
+from mmrepro.reports.repro import COMMENT_FILE
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.play.player import RECORDED
+from mmrepro.search.repro import session as sessions
+from mmrepro.search.repro.options import ReproCommand
+from mmrepro.search.repro.session import Reproducing, asked_for
+from mmrepro.traffic.capture.client import ClientRun, ClientWanted
+from mmrepro.traffic.capture.proxy import entry_of
+from mmrepro.traffic.case.model import Case
+
+BODY = {"model": "m", "prompt": "hi", "max_tokens": 4}
+SERVER = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 2"
+
+
+class RecordingPlayer(FakePlayer):
+    """Its client sends ``sent``; nothing is run."""
+
+    def __init__(self, engine: Any, sent: int = 1, output: str = "") -> None:
+        super().__init__(engine)
+        self.sent, self.output = sent, output
+        self.wanted: ClientWanted | None = None
+        self.script = ""
+
+    def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
+        self.wanted = wanted
+        self.script = (wanted.folder / wanted.command[-1]).read_text()
+        headers = [("Content-Type", "application/json")]
+        url = "http://localhost:8000/v1/completions"
+        entries = [
+            entry_of("POST", url, headers, json.dumps(BODY).encode()) for _ in range(self.sent)
+        ]
+        for one in entries:
+            one["response"] = {"status": 200, "content": {"text": "{}"}}
+        folder.mkdir(parents=True)
+        har = {"log": {"version": "1.2", "creator": {"name": "x"}, "entries": entries}}
+        (folder / RECORDED).write_text(json.dumps(har))
+        return Deadlines(6.0, 2.4), ClientRun(code=0, isolation="alone", output=self.output)
+
+
+class Faked(Fakes, Reproducing):
+    """On fake servers."""
+
+
+@pytest.fixture(autouse=True)
+def _releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_here", lambda engine: ["0.12.0", "0.23.0", "0.32.0"])
+    monkeypatch.setattr(sessions, "existing", lambda spec: None)
+
+
+def reproducing(
+    tmp_path: Path, player: RecordingPlayer, **options: Any
+) -> tuple[Faked, Replay, Path]:
+    script = tmp_path / "client.py"
+    script.write_text("import openai  # http://localhost:8000")
+    options = {"server_command": SERVER, "client": f"python {script}", **options}
+    out = tmp_path / "out"
+    session = Faked(ReproCommand(out=out, **options), write=write_replay)
+    session.player, session.name, session.judge = player, unnamed, fake_judge
+    return session, session.execute(), out
+
+
+def engine(answer: str) -> Callable[[Case], dict[str, str]]:
+    return lambda case: {op.id: answer for op in case.operations}
+
+
+def test_a_client_becomes_a_case_and_the_case_a_verdict(tmp_path: Path) -> None:
+    player = RecordingPlayer(engine("500"))
+    _, made, out = reproducing(tmp_path, player, release="0.23.0", reported="500")
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("reproduced", 1)
+    assert player.wanted is not None
+    assert player.wanted.command == ("python", "client.py")
+    assert "openai" in player.script
+    assert player.calibrated == 0, "the client's own server gives the deadlines"
+    assert made.server.args == ["--max-num-seqs", "2"]
+    assert [one.what for one in made.report.replaced] == ["meta-llama/Llama-3.1-8B"]
+    assert made.answers[0].path == "/v1/completions"
+    told = (out / COMMENT_FILE).read_text()
+    assert "Reproduced" in told
+    assert "Llama" in told
+    stored = json.loads((out / REPLAY_FILE).read_text())
+    assert (stored["$id"], stored["report"]["verdict"]) == ("urn:mmrepro:replay:1", "reproduced")
+    assert KIND.compose(made).badge.label == "Reproduced"
+
+
+def test_a_refusal_is_played_once_and_its_words_are_told(tmp_path: Path) -> None:
+    player = RecordingPlayer(engine("403"))
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0")
+    assert player.plays == 1, "nothing is repeated"
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("nothing-tested", 3)
+    assert "it is 403" in made.report.said
+
+
+def test_what_is_answered_is_not_played_again_and_again(tmp_path: Path) -> None:
+    player = RecordingPlayer(engine("200"))
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="death")
+    assert player.plays == 1
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("not-reproduced", 0)
+    assert "not the death of the report" in made.report.said
+
+
+@pytest.mark.parametrize(
+    ("fixed", "release", "answer", "state"),
+    [("0.32.0", "0.32.0", "200", "fixed"), ("newest", "0.32.0", "500", "still")],
+)
+def test_what_is_found_is_held_against_another_release(
+    tmp_path: Path, fixed: str, release: str, answer: str, state: str
+) -> None:
+    def answers(case: Case) -> dict[str, str]:
+        said = answer if case.server.release == release else "500"
+        return {op.id: said for op in case.operations}
+
+    player = RecordingPlayer(answers)
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500", fixed=fixed)
+    assert made.report is not None
+    (other,) = made.report.fixed
+    assert (other.release, other.state) == (release, state)
+
+
+def test_a_client_that_sends_nothing_tests_nothing(tmp_path: Path) -> None:
+    player = RecordingPlayer(engine("200"), sent=0, output="ImportError: no x\n")
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0")
+    assert player.plays == 0
+    assert made.report is not None
+    assert made.report.verdict == "nothing-tested"
+    assert "ImportError: no x" in made.report.said
+
+
+def test_a_report_that_only_a_gpu_can_show_starts_nothing(tmp_path: Path) -> None:
+    issue = tmp_path / "ISSUE.md"
+    issue.write_text(
+        "# crash\nvLLM Version: 0.23.0\n```\nvllm serve m/m\n```\n```\ncurl localhost:8000/v1/x\n"
+        "```\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
+    )
+    player = RecordingPlayer(engine("500"))
+    options = {"server_command": "", "client": "", "file": issue}
+    _, made, _ = reproducing(tmp_path, player, **options)
+    assert (player.wanted, player.plays) == (None, 0)
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("needs-hardware", 3)
+
+
+def test_a_request_body_is_read_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "body.json").write_text(json.dumps(BODY))
+    player = RecordingPlayer(engine("500"))
+    client = str(tmp_path / "body.json")
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", client=client)
+    assert player.wanted is None
+    assert player.calibrated == 0, "a start less"
+    assert made.report is not None
+    assert made.report.verdict == "reproduced"
+
+
+def test_interrupted_it_goes_on_without_the_client(tmp_path: Path) -> None:
+    player = RecordingPlayer(engine("500"))
+    _, made, out = reproducing(tmp_path, player, release="0.23.0", reported="500")
+    again = RecordingPlayer(engine("500"))
+    options = {"server_command": SERVER, "client": f"python {tmp_path / 'client.py'}"}
+    command = ReproCommand(resume=out, release="0.23.0", reported="500", **options)
+    session = Faked(command, write=write_replay)
+    session.player, session.name, session.judge = again, unnamed, fake_judge
+    resumed = session.execute()
+    assert (again.wanted, again.plays) == (None, 0)
+    assert made.report is not None
+    assert resumed.report is not None
+    assert resumed.report.verdict == made.report.verdict
+    assert resumed.report.isolation == "alone"
+
+
+# --------------------------------------------------------------------------------- what is missing
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"server_command": "vllm serve m"}, "no client"),
+        ({"client": "python nowhere.py"}, "no such file"),
+        ({"server_command": "ls", "client": "curl localhost:8000"}, "No server's command"),
+        ({"client": "curl localhost:8000/v1/models"}, "no server's command"),
+        ({"server_command": "vllm serve m", "client": "curl x", "engine": "sglang"}, "--engine"),
+        ({"server_command": "vllm serve m", "client": "curl x", "reported": "x"}, "--reported x"),
+    ],
+)
+def test_what_is_missing_is_asked_for_in_a_sentence(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        asked_for(ReproCommand(**options))
+    assert words in error.value.message
+    assert error.value.hint
+    assert "\n" not in error.value.message
+
+
+def test_a_report_without_a_release_is_asked_for_it(tmp_path: Path) -> None:
+    issue = tmp_path / "ISSUE.md"
+    issue.write_text("# x\n```\nvllm serve m/m\n```\n```\ncurl localhost:8000/v1/models\n```\n")
+    with pytest.raises(UsageError, match=r"names no release of vllm; here are 0\.12\.0, 0\.23\.0"):
+        asked_for(ReproCommand(file=issue))
+    asked = asked_for(ReproCommand(file=issue, release="0.12.0"))
+    assert asked.server.release == "0.12.0"
+    assert asked.client.words == ("bash", "client.sh")
+
+
+def test_the_nearest_release_is_taken_and_told(tmp_path: Path) -> None:
+    issue = tmp_path / "ISSUE.md"
+    issue.write_text(
+        'vLLM 0.12.1\n```\ncurl localhost:8000/v1/completions -d \'{"model": "a/b"}\'\n```\n'
+    )
+    asked = asked_for(ReproCommand(file=issue))
+    assert asked.server.release == "0.12.0"
+    assert any("0.12.1 is not installed here" in note for note in asked.facts.notes)
+    assert any("vllm serve a/b is taken" in note for note in asked.facts.notes)
+
+
+def test_what_the_client_saw_and_a_replay_does_not_is_looked_for_again(tmp_path: Path) -> None:
+    class Died(RecordingPlayer):
+        def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
+            deadlines, run = super().record(wanted, folder)
+            return deadlines, run.model_copy(update={"died": True})
+
+    player = Died(engine("200"))
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="death")
+    assert player.plays > 3
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("unproven", 3)
+
+
+def test_a_server_that_does_not_start_is_not_shrunk_unless_that_is_the_report(
+    tmp_path: Path,
+) -> None:
+    class Broken(RecordingPlayer):
+        def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
+            return Deadlines(6.0, 2.4), ClientRun(ran=False)
+
+    player = Broken(lambda case: {NO_START: ""})
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="death")
+    assert player.plays == 1
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("nothing-tested", 3)
+    claimed = RecordingPlayer(lambda case: {NO_START: ""})
+    (tmp_path / "other").mkdir()
+    options = {"client": "", "reported": "start-failure", "release": "0.23.0"}
+    _, made, _ = reproducing(tmp_path / "other", claimed, **options)
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("reproduced", 1)
+
+
+def test_only_what_is_reported_is_pursued_where_it_shows(tmp_path: Path) -> None:
+    def answers(case: Case) -> dict[str, str]:
+        return dict(zip([op.id for op in case.operations], ["500", "stuck"], strict=False))
+
+    player = RecordingPlayer(answers, sent=2)
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500")
+    assert made.report is not None
+    assert made.report.verdict == "reproduced"
+    assert [f.finding_class for f in made.findings] == ["server-error"]
+    assert "also observed, and not pursued: hang" in made.limits

@@ -1,0 +1,224 @@
+"""What a report claims, and what a replay says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_plays import SERVER
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.host import host_facts
+from mmrepro.base.records import Moment
+from mmrepro.failure.documents import Fidelity
+from mmrepro.failure.documents.replay import (
+    Answer,
+    Claim,
+    Finding,
+    FindingClass,
+    Rate,
+    Replaced,
+    Replay,
+    ReportFacts,
+    ReproVerdict,
+    Sighting,
+)
+from mmrepro.search.repro.claim import claim_of, concluded, read_claim
+from mmrepro.traffic.case.model import Origin
+
+D, F, S, H = (
+    FindingClass.DEATH,
+    FindingClass.FAILING,
+    FindingClass.SERVER_ERROR,
+    FindingClass.HANG,
+)
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "status", "classes"),
+    [
+        ("Invalid response_format leads in 500 errors", "It should return HTTP 400.", 500, [S]),
+        ("", "The server returns HTTP 500 (Internal Server Error) instead of 422.", 500, [S]),
+        ("", "results in an HTTP 500 response, expected 400 Bad Request", 500, [S]),
+        ("x", "EngineCore encountered a fatal error.\nEngineDeadError", None, [D, F]),
+        ("n>1 crashes engine", "", None, [D, F, S]),
+        ("", "Scheduler hit an exception: Traceback", None, [D, F]),
+        ("", "The client gets a disconnected connection and the server exits.", None, [D, F]),
+        ("Requests hang forever", "", None, [H]),
+        ("", 'I get {"error": ..., "code": 400}', 400, []),
+        ("How do I use it?", "Please explain.", None, []),
+    ],
+)
+def test_what_a_text_claims(
+    title: str, text: str, status: int | None, classes: list[FindingClass]
+) -> None:
+    claim = read_claim(title, text)
+    assert (claim.status, claim.classes) == (status, classes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "torch.OutOfMemoryError: CUDA out of memory.",
+        "NCCL error in: /x.cpp:1, unhandled system error",
+    ],
+)
+def test_what_only_a_gpu_shows_is_noticed(text: str) -> None:
+    assert read_claim("", text).hardware
+    assert not read_claim("", "RuntimeError: shape mismatch").hardware
+
+
+def test_exceptions_of_clients_name_no_cause() -> None:
+    text = "openai.InternalServerError: 500\nTypeError: '<' not supported\nEngineDeadError"
+    assert read_claim("", text).exceptions == ["TypeError"]
+
+
+def test_words_of_the_command_line() -> None:
+    assert claim_of("500").status == 500
+    assert claim_of("crash").classes == [D, F]
+    with pytest.raises(UsageError, match="nonsense"):
+        claim_of("nonsense")
+
+
+# --------------------------------------------------------------------------------------- verdicts
+
+
+def finding(kind: FindingClass, cause: str = "", **more: Any) -> Finding:
+    rate = Rate(failed=2, plays=2, low=0.1, high=1)
+    return Finding(
+        id="f1",
+        finding_class=kind,
+        bucket=f"vllm/{kind}/x",
+        said=f"it fails: {cause}",
+        confirmed=more.pop("confirmed", True),
+        rate=rate,
+        requests=1,
+        requests_before=1,
+        server=SERVER,
+        log_lines=[cause] if cause else [],
+        **more,
+    )
+
+
+def answer(status: str, words: str = "") -> Answer:
+    return Answer(operation="r1", path="/v1/x", status=status, words=f"{status} {words}".strip())
+
+
+def replay(claim: Claim, **more: Any) -> Replay:
+    report = ReportFacts(
+        claim=claim, replaced=more.pop("replaced", []), output=more.pop("output", "")
+    )
+    return Replay(
+        mmrepro_version="0",
+        id="x",
+        created=Moment.now(),
+        state="complete",
+        command="mmrepro repro",
+        origin=Origin(),
+        server=SERVER,
+        requests=1,
+        host=host_facts(),
+        fidelity=Fidelity.CPU,
+        budget=40,
+        report=report,
+        **more,
+    )
+
+
+FLAG = Replaced(what="--quantization fp8", why="it needs a GPU", essential=True)
+ONCE = Sighting(finding_class=D, bucket="b", said="it died")
+LOOK = Answer(operation="r0", method="GET", path="/v1/models", status="200", words="200 {}")
+TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
+
+
+@pytest.mark.parametrize(
+    ("claim", "seen", "verdict", "words"),
+    [
+        (TYPE, {"findings": [finding(D, "TypeError: x")]}, "reproduced", "2 of 2"),
+        (TYPE, {"findings": [finding(S, "TypeError: x")]}, "reproduced", "TypeError"),
+        (TYPE, {"findings": [finding(D, "NotImplementedError: op")]}, "different", "not the death"),
+        (TYPE, {"findings": [finding(D, "EngineDeadError: x")]}, "reproduced", ""),
+        (TYPE, {"findings": [finding(D, "TypeError: x", confirmed=False)]}, "unproven", ""),
+        (TYPE, {"unconfirmed": [ONCE]}, "unproven", "it died"),
+        (Claim(), {"findings": [finding(S, "ValueError: x")]}, "reproduced", ""),
+        (Claim(classes=[H]), {"findings": [finding(S)]}, "different", "not the hang"),
+        (Claim(classes=[D]), {"findings": [finding(FindingClass.METRICS)]}, "not-reproduced", ""),
+        (
+            Claim(status=500, classes=[S]),
+            {"answers": [answer("400", "a schema is needed")]},
+            "not-reproduced",
+            "400, not the 500 of the report: a schema is needed",
+        ),
+        (
+            Claim(status=500, classes=[S]),
+            {"answers": [answer("403", "Restart vllm serve with --enable-scale-out")]},
+            "nothing-tested",
+            "nothing was tested: r1 got 403 Restart vllm serve with --enable-scale-out",
+        ),
+        (
+            Claim(status=500, classes=[S]),
+            {"answers": [answer("400", "maximum context length is 2048 tokens")]},
+            "nothing-tested",
+            "context length",
+        ),
+        (Claim(), {"answers": [answer("400", "bad")]}, "nothing-tested", "r1 got 400 bad"),
+        (Claim(status=400), {"answers": [answer("400", "bad")]}, "reproduced", "as in the report"),
+        (Claim(), {"answers": [answer("200", "fine")]}, "not-reproduced", "1 request answered"),
+        (
+            Claim(classes=[D]),
+            {"answers": [LOOK, answer("200", "fine"), answer("403", "no")]},
+            "nothing-tested",
+            "r1 got 403 no",
+        ),
+        (Claim(classes=[D]), {"answers": [LOOK, answer("404", "no")]}, "nothing-tested", "404"),
+        (
+            Claim(classes=[D]),
+            {"answers": [answer("200"), answer("400", "bad seed")]},
+            "not-reproduced",
+            "400, not the death of the report: bad seed",
+        ),
+        (
+            Claim(),
+            {"output": "Traceback\nModuleNotFoundError: No module named 'x'"},
+            "nothing-tested",
+            "the client sent no request; it printed: ModuleNotFoundError",
+        ),
+        (Claim(), {"answers": [answer("200")], "replaced": [FLAG]}, "needs-hardware", "fp8"),
+        (Claim(), {"findings": [finding(S)], "replaced": [FLAG]}, "reproduced", ""),
+        (
+            Claim(),
+            {"findings": [finding(FindingClass.START_FAILURE)], "replaced": [FLAG]},
+            "needs-hardware",
+            "fp8",
+        ),
+        (Claim(), {"findings": [finding(FindingClass.START_FAILURE)]}, "nothing-tested", ""),
+        (
+            Claim(hardware="device-side assert", classes=[D]),
+            {"answers": [answer("200")]},
+            "needs-hardware",
+            "device-side assert",
+        ),
+    ],
+)
+def test_verdicts(claim: Claim, seen: dict[str, Any], verdict: str, words: str) -> None:
+    if "answers" not in seen and "output" not in seen:
+        seen = {**seen, "answers": [answer("200")]}
+    made = replay(claim, **seen)
+    got, said = concluded(made)
+    assert got == verdict, said
+    assert words in said
+    assert made.report is not None
+    made.report.verdict = got
+    expected = {ReproVerdict.REPRODUCED: 1, ReproVerdict.NOT_REPRODUCED: 0}.get(got, 3)
+    assert made.exit_code == expected
+
+
+def test_a_replay_of_refusals_alone_tested_nothing() -> None:
+    made = replay(Claim(), answers=[answer("403", "no"), answer("400", "no")])
+    made.report = None
+    assert made.nothing_tested == "nothing was tested: r1 got 403 no, and 1 more were refused"
+    assert made.exit_code == 3
+    made.answers.append(LOOK)
+    assert made.nothing_tested, "a look tests nothing"
+    made.answers.append(answer("200"))
+    assert (made.nothing_tested, made.exit_code) == ("", 0)

@@ -1,0 +1,172 @@
+"""Servers' commands as reports have them, made into the server of a case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mmrepro.base.errors import UsageError
+from mmrepro.search.repro.server_command import (
+    is_server_command,
+    options_of,
+    parse,
+    plain_command,
+    release_here,
+    translated,
+)
+
+COMMANDS = {
+    "vllm serve Qwen/Qwen3-0.6B --scheduling-policy=priority": (
+        *("vllm", "Qwen/Qwen3-0.6B", "", None),
+        ["--scheduling-policy", "priority"],
+    ),
+    "$ vllm serve --trust-remote-code m/m --max_num_seqs 8 -tp 1 --port 8001 > log 2>&1 &": (
+        *("vllm", "m/m", "", 8001),
+        ["--trust-remote-code", "--max-num-seqs", "8"],
+    ),
+    "export MODEL=m/m\nexport N=4\nuv run vllm serve $MODEL --max-num-seqs ${N:-2} | tee log": (
+        *("vllm", "m/m", "", None),
+        ["--max-num-seqs", "4"],
+    ),
+    "docker run --gpus all -p 8000:8000 --ipc=host \\\n  vllm/vllm-openai:v0.11.2 \\\n"
+    "  m/m --limit-mm-per-prompt '{\"image\": 2}'\n": (
+        *("vllm", "m/m", "0.11.2", None),
+        ["--limit-mm-per-prompt", '{"image": 2}'],
+    ),
+    "sudo podman run --rm vllm/vllm-openai:latest --model m/m --seed -1": (
+        *("vllm", "m/m", "", None),
+        ["--seed", "-1"],
+    ),
+    "python3 -m vllm.entrypoints.openai.api_server --model m/m --host 0.0.0.0": (
+        *("vllm", "m/m", "", None),
+        [],
+    ),
+    "docker run lmsysorg/sglang:v0.5.6.post2 python3 -m sglang.launch_server --model m/m "
+    "--port 30000 --page-size 16": ("sglang", "m/m", "0.5.6.post2", 30000, ["--page-size", "16"]),
+    "python -m sglang.launch_server \\\n --model-path m/m \\\n --disable-radix-cache --tp 1": (
+        *("sglang", "m/m", "", None),
+        ["--disable-radix-cache"],
+    ),
+    "lmdeploy serve api_server m/m --server-port 23333 --max-batch-size 4": (
+        *("lmdeploy", "m/m", "", 23333),
+        ["--max-batch-size", "4"],
+    ),
+    "cd x && . venv/bin/activate && nohup vllm serve m/m --no-enable-prefix-caching &": (
+        *("vllm", "m/m", "", None),
+        ["--no-enable-prefix-caching"],
+    ),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_read_whole(command: str) -> None:
+    engine, model, release, port, args = COMMANDS[command]
+    asked = parse(command)
+    assert (asked.engine, asked.model, asked.release, asked.port) == (engine, model, release, port)
+    made = translated(asked, None, "")
+    assert list(made.args) == args
+    assert not [one for one in made.replaced if one.essential]
+
+
+def test_variables_go_to_the_server_and_secrets_and_paths_do_not() -> None:
+    text = "HF_TOKEN=x CUDA_VISIBLE_DEVICES=0 VLLM_API_KEY=k VLLM_LOG_STATS_INTERVAL=2 vllm serve m"
+    assert dict(translated(parse(text), None, "").env) == {"VLLM_LOG_STATS_INTERVAL": "2"}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--quantization fp8", "-tp 8", "--tensor-parallel-size=2", "--kv-cache-dtype fp8"),
+        *("--enable-expert-parallel", "-O3", "--speculative-config '{}'", "-dp 4"),
+        *("--kv-transfer-config '{}'", "--enable-lora", "--attention-backend FLASHINFER"),
+    ],
+)
+def test_what_a_failure_may_hang_on_is_left_out_and_marked(option: str) -> None:
+    made = translated(parse(f"vllm serve m/m {option} --max-num-seqs 2"), None, "")
+    assert list(made.args) == ["--max-num-seqs", "2"]
+    assert [one.what for one in made.replaced if one.essential]
+
+
+@pytest.mark.parametrize(
+    "option", ["--gpu-memory-utilization 0.9", "--host ::", "--api-key k", "-pp 1", "--dtype half"]
+)
+def test_what_sizes_a_gpu_or_names_a_place_is_left_out_and_not_marked(option: str) -> None:
+    made = translated(parse(f"vllm serve m/m {option}"), None, "")
+    assert made.args == ()
+    assert not [one for one in made.replaced if one.essential]
+
+
+@pytest.mark.parametrize(
+    ("model", "traffic", "tiny", "same"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "", "text", True),
+        ("Qwen/Qwen3-0.6B", "", "text", False),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "", "qwen2-vl", True),
+        ("OpenGVLab/InternVL3-8B", "", "qwen2-vl", False),
+        ("rednote-hilab/dots.ocr", "", "dots-ocr", True),
+        ("Qwen/Qwen3.5-4B", "", "qwen2-vl", False),
+        ("my/finetune", '{"type": "image_url"}', "qwen2-vl", False),
+    ],
+)
+def test_the_model_becomes_the_tiny_one_that_comes_nearest(
+    model: str, traffic: str, tiny: str, same: bool
+) -> None:
+    made = translated(parse(f"vllm serve {model}"), None, traffic)
+    stand_in = next(one for one in made.replaced if one.model)
+    assert (made.model, stand_in.what) == (tiny, model)
+    assert ("of the same architecture" in stand_in.why) is same
+
+
+def test_a_model_of_sounds_has_no_stand_in() -> None:
+    made = translated(parse("vllm serve openai/whisper-large-v3"), None, "")
+    assert [one.what for one in made.replaced if one.essential] == ["openai/whisper-large-v3"]
+
+
+def test_a_long_context_is_kept_only_where_answers_end() -> None:
+    command = parse("vllm serve m/m --max-model-len 16k")
+    assert translated(command, None, '"max_tokens": 16').max_model_len == 16000
+    short = translated(command, None, "no limit")
+    assert short.max_model_len < 16000
+    assert any("--max-model-len 16k" in one.what for one in short.replaced)
+
+
+def test_what_the_parser_of_a_release_lacks_is_reported(tmp_path: Path) -> None:
+    parser = tmp_path / "vllm" / "engine" / "arg_utils.py"
+    parser.parent.mkdir(parents=True)
+    parser.write_text(
+        "class EngineArgs:\n    max_num_seqs: int = 1\n    async_scheduling: bool = False\n"
+        'group.add_argument("--scheduling-policy", **more)\n'
+    )
+    known = options_of("vllm", tmp_path)
+    assert known["--async-scheduling"]
+    text = "vllm serve m --max-num-seq 2 --no-async-scheduling --scheduling-policy fcfs"
+    (note,) = translated(parse(text), known, "").notes
+    assert "--max-num-seq." in note
+    assert "Did you mean --max-num-seqs?" in note
+
+
+@pytest.mark.parametrize(
+    "text", ["vllm bench serve", "docker run --gpus all me/my:latest", "pip install vllm", "serve"]
+)
+def test_other_commands_are_none(text: str) -> None:
+    assert not is_server_command(text)
+    with pytest.raises(UsageError, match="No server's command"):
+        parse(text)
+
+
+def test_a_value_that_nothing_sets_is_asked_for() -> None:
+    with pytest.raises(UsageError, match="--max-num-seqs"):
+        translated(parse("vllm serve m --max-num-seqs $N"), None, "")
+
+
+def test_the_nearest_release_that_is_here() -> None:
+    here = ["0.11.0", "0.12.0", "0.32.0"]
+    assert release_here("vllm", "0.12.0", here) == ("0.12.0", "")
+    assert release_here("vllm", "0.11.2", here)[0] == "0.11.0"
+    assert release_here("vllm", "0.31.1", here)[0] == "0.32.0"
+    assert release_here("vllm", "", here)[0] == "0.32.0"
+    assert release_here("vllm", "0.1.0", []) == ("", "")
+
+
+def test_without_a_command_the_model_of_the_requests_is_served() -> None:
+    assert plain_command("vllm", '{"model": "a/b"}') == "vllm serve a/b"
