@@ -78,7 +78,9 @@ def compose(ablation: Ablation) -> b.Page:
         title=f"Ablation of {where}",
         badge=badge(ablation),
         subject=where + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
-        warning=b.Warning(words.sentence(ablation.failure)) if ablation.failure else None,
+        warning=b.broken_off(
+            ablation.failure and words.sentence(ablation.failure), began=bool(ablation.cells)
+        ),
         card=[*_card(ablation)],
         counts=[*_counts(ablation)],
         commands=[("to repeat it", ablation.command)],

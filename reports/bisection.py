@@ -45,7 +45,9 @@ def compose(bisection: Bisection) -> b.Page:
         title=f"Bisection of {over}",
         badge=badge(bisection),
         subject=over + (f": {answers}" if answers else ""),
-        warning=b.Warning(words.sentence(bisection.failure)) if bisection.failure else None,
+        warning=b.broken_off(
+            bisection.failure and words.sentence(bisection.failure), began=bool(bisection.runs)
+        ),
         card=[*_card(bisection)],
         counts=[
             f"{b.count(bisection.runs, 'run')} of {len(bisection.ran)} of "

@@ -267,6 +267,13 @@ class Warning:
 
     text: str
     lines: Sequence[str] = ()
+    label: str = "Partial."
+
+
+def broken_off(why: str, *, began: bool) -> Warning | None:
+    """The warning of a campaign that ended early; None: it did not (``why`` is empty). Nothing of
+    it is partial where no run ``began``."""
+    return Warning(why, label="Partial." if began else "Nothing was run.") if why else None
 
 
 @dataclass(frozen=True)

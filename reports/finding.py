@@ -46,6 +46,7 @@ def script_of(loaded: LoadedFinding) -> str:
         settings=loaded.replay.settings,
         deadline_s=loaded.replay.deadline_s,
         project=project(loaded.replay),
+        stand_ins=loaded.replay.stand_ins,
     )
 
 

@@ -48,8 +48,11 @@ def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badg
     unknown = sum(f.confirmed and f.known is None for f in found)
     if unknown:
         return b.Badge("Unknown failure", "bad", f"{unknown} confirmed on fresh servers")
-    if made.exit_code == 3:
+    untestable = isinstance(made, Replay) and bool(made.untestable)
+    if made.exit_code == 3 and not untestable:
         return b.Badge("Unproven", "unsure", "observed, not repeated as often as asked for")
+    if untestable and not found:
+        return b.Badge("Not testable here", "unsure", "it needs what this machine does not have")
     if found:
         names = ", ".join(dict.fromkeys(str(f.known) for f in found))
         return b.Badge("Known", "good", f"only what is known: {names}")

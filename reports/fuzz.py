@@ -38,7 +38,7 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
         title=f"Fuzzing of {where}",
         badge=findings.badge(fuzz, all_found, nothing),
         subject=f"fuzzing of {where}",
-        warning=b.Warning(fuzz.failure) if fuzz.failure else None,
+        warning=b.broken_off(fuzz.failure, began=bool(fuzz.episodes)),
         card=[*findings.card(found), b.p(ABSENT)],
         counts=[
             *findings.counts(all_found, len(fuzz.once)),

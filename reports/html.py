@@ -113,7 +113,7 @@ def _warning(warning: b.Warning) -> Markup:
     lines = clip(plain("\n".join(warning.lines[-40:])), 8000)
     text = f" {one_line(warning.text, 2000)}"
     shown = tag("pre", lines) if lines else ""
-    return tag("div", tag("strong", "Partial."), text, shown, cls="note", role="note")
+    return tag("div", tag("strong", warning.label), text, shown, cls="note", role="note")
 
 
 def _section(section: b.Section) -> Markup:

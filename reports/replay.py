@@ -55,8 +55,8 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
         title=f"Replay of {where}",
         badge=of_report or plain,
         subject=where,
-        warning=b.Warning(replay.failure) if replay.failure else None,
-        card=[*findings.card(found), *repro.card(replay)],
+        warning=b.broken_off(replay.failure, began=bool(replay.plays)),
+        card=[*_untestable(replay), *findings.card(found), *repro.card(replay)],
         counts=[
             *findings.counts(replay.findings, len(replay.unconfirmed)),
             f"{starts(replay)} of at most {replay.budget} servers started",
@@ -73,6 +73,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
                 85,
             ),
             b.Section("Counted, not reported", [b.p(counted)] if counted else [], 50),
+            b.Section("Not testable here", b.bullets(replay.untestable), 95),
             b.Section("What could not be judged", b.bullets(replay.unseen), 75),
             b.Section("The traffic", b.bullets(origin(replay.origin)), 55),
             b.Section("Attempts", _attempts(replay), 30),
@@ -85,6 +86,11 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
             "each finding has a folder of its own",
         ),
     )
+
+
+def _untestable(replay: Replay) -> list[b.Block]:
+    """What failed for this machine's limits; a report's verdict says it itself."""
+    return [] if replay.report else [b.p(one) for one in replay.untestable[:3]]
 
 
 def listed(replay: Replay) -> list[findings.Listed]:

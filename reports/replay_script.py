@@ -7,24 +7,25 @@ import ast
 import base64
 import io
 import json
+import lzma
 import pprint
 import tempfile
 import textwrap
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
-from mmrepro.base.records import Setting
+from mmrepro.base.records import Setting, StandIn
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import Finding
 from mmrepro.traffic.case.bodies import opened, wire
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import IMAGES_DIR, LEAVE_S, Case, Content, Noise, Operation
-from mmrepro.traffic.case.typed import UNWRITTEN, in_order, server_steps
+from mmrepro.traffic.case.typed import in_order, server_steps
 from mmrepro.traffic.drive import Picture
 
 INLINE_BYTES: Final = 512 << 10
@@ -33,6 +34,8 @@ LEAST_DEADLINE_S: Final = 10.0
 """On another machine the server may be slower than where it was measured."""
 CELL: Final = 14
 WIDTH: Final = 98
+UNTESTED: Final = ("401", "403", "404", "405", "407", "429", "501", "503")
+"""Beginnings of what was observed of a request that the engine never worked on."""
 UNTOLD: Final = ("expectation", "metrics", "residue", "cache-bound", "wrong-answer", "cross-talk")
 """Classes of which a script says nothing where it has no numbers to compare."""
 _PROMISES: Final = (
@@ -59,10 +62,13 @@ def script(
     settings: list[Setting],
     deadline_s: float | None,
     project: str = "",
+    stand_ins: Sequence[StandIn] = (),
 ) -> str:
     """The text of ``reproduce.py`` for ``case``, whose pictures lie below ``folder``.
 
-    ``project``: the engine's name on the package index, if it is not its own.
+    Args:
+        project: the engine's name on the package index, if it is not its own.
+        stand_ins: what replaced something of the engine where the failure was found.
 
     Raises:
         UsageError: a picture's file is missing.
@@ -86,6 +92,7 @@ def script(
         for e in finding.expectations
     }
     kind = finding.finding_class.value
+    as_found = [op for op, seen in finding.observed.items() if seen[:3] in UNTESTED]
     by_itself = kind != "protocol" or finding.bucket.rpartition("/")[2] not in _PROMISES
     said = f"{finding.observation}. Expected: {finding.expectation}."
     random = "; its texts and images are random ones" if case.origin.anonymised else ""
@@ -94,6 +101,8 @@ def script(
         title=_comment(f"{finding.title}."),
         said=textwrap.fill(_comment(said), WIDTH),
         commands=server_steps(case, settings, project),
+        stand_ins=[*_stand_in_lines(case, stand_ins)],
+        as_found=literal(as_found) if as_found else "",
         note=_comment(f"Made by mmrepro {__version__}{random}."),
         kind=kind,
         untold=UNTOLD if by_itself else (*UNTOLD, kind),
@@ -164,11 +173,23 @@ _KINDS: Final = {
 }
 
 
+def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
+    """What is not as in production: the model, and each stand-in, in sentences."""
+    if case.server.model in TINY:
+        text = f"The model is a tiny one with random weights ({case.server.model}), a stand-in."
+        yield textwrap.fill(text, WIDTH)
+    for one in stand_ins:
+        text = f"Where it was found, the stand-in {one.name} replaced {one.replaces}: {one.why}."
+        yield textwrap.fill(_comment(text), WIDTH)
+    if stand_ins:
+        yield "Without them the server needs a GPU: there, leave out the options for a CPU."
+
+
 @cache
 def _model(name: str) -> tuple[str, str] | None:
     """Files and weights of a tiny model, packed; None: it is somebody's own."""
     tiny = TINY.get(name)
-    if tiny is None or name in UNWRITTEN:
+    if tiny is None:
         return None
     weights = [[n, list(shape), *tiny.spread(n)] for n, shape in tiny.shapes()]
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +200,7 @@ def _model(name: str) -> tuple[str, str] | None:
 
 def _packed(data: bytes) -> str:
     """As a string that Python has, a long one over several lines."""
-    text = base64.b85encode(zlib.compress(data, 9)).decode()
+    text = base64.b85encode(lzma.compress(data, preset=lzma.PRESET_EXTREME)).decode()
     if len(text) <= WIDTH - 8:
         return repr(text)
     pieces = textwrap.wrap(text, WIDTH - 8, break_on_hyphens=False)

@@ -1,6 +1,7 @@
 """Writes the script of each step of CI configurations into a file of its own, for shellcheck.
 
-usage: scripts.py FOLDER FILE.yml … (with ``jobs`` it is GitHub's, with ``steps`` Buildkite's)
+usage: scripts.py FOLDER FILE.yml … (with ``jobs`` it is GitHub's, with ``runs`` an action, with
+``steps`` Buildkite's)
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ def scripts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             for number, step in enumerate(definition["steps"], 1):
                 if "run" in step:
                     yield f"{job}-{number}", step["run"]
+    elif "runs" in document:
+        for number, step in enumerate(document["runs"]["steps"], 1):
+            if "run" in step:
+                yield f"action-{number}", step["run"]
     elif "steps" in document:
         for number, step in enumerate(document["steps"], 1):
             # $$ is how a pipeline writes the $ that is not for Buildkite.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, from_json
 
 EVIDENCE_DIR = "evidence"
 """Below an incident's folder: the raw files."""
@@ -84,14 +84,75 @@ def parsed(kind: type[R], data: bytes, *, most_values: int = MOST_VALUES) -> R:
     except ValidationError as error:
         if error.error_count() > MOST_PROBLEMS:
             raise Unfit([f"{error.error_count():,} of its values do not fit"]) from None
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-    raise Unfit(
-        [
-            ": ".join(filter(None, (".".join(map(str, one["loc"])), told)))
-            for one in found
-            if (told := one["msg"].removeprefix("Value error, "))
-        ]
-    )
+        found = misfits(error, data)
+    raise Unfit([text for one in found if (text := one.text)])
+
+
+class Misfit(NamedTuple):
+    """A value that does not fit. ``place``: keys and indexes down to it; ``kind``: pydantic's."""
+
+    place: tuple[str | int, ...]
+    kind: str
+    words: str
+
+    @property
+    def text(self) -> str:
+        """``operations.0.prompt.1: Input should be a valid integer``."""
+        return ": ".join(filter(None, (".".join(map(str, self.place)), self.words)))
+
+
+def misfits(error: ValidationError, document: object) -> list[Misfit]:
+    """What does not fit, by the keys of ``document`` (the value, or its JSON as bytes).
+
+    Pydantic names each member of a union in the place, and reports one that is of another type
+    beside the one that is meant: only what lies deepest is kept, and several types become one
+    sentence.
+    """
+    listed = error.errors(include_url=False, include_context=False, include_input=False)
+    if isinstance(document, bytes):
+        try:
+            document = from_json(document)
+        except ValueError:
+            document = None
+    found: dict[Misfit, bool] = {}
+    for one in listed:
+        place, member = _keys(one["loc"], document, missing=one["type"] == "missing")
+        words = one["msg"].removeprefix("Value error, ")
+        found.setdefault(Misfit(place, one["type"], words), member)
+    kept: dict[tuple[str | int, ...], Misfit] = {}
+    for misfit, member in found.items():
+        place = misfit.place
+        deeper = any(len(o.place) > len(place) and o.place[: len(place)] == place for o in found)
+        if member and deeper:
+            continue
+        before = kept.get(place)
+        if member and before is not None:
+            also = misfit.words.removeprefix("Input should be ")
+            misfit = before._replace(words=f"{before.words} or {also}")
+        elif before is not None:
+            misfit = before
+        kept[place] = misfit
+    return list(kept.values())
+
+
+def _keys(
+    loc: tuple[str | int, ...], document: object, *, missing: bool
+) -> tuple[tuple[str | int, ...], bool]:
+    """The keys and indexes in ``loc``, and whether it ends with a union's member."""
+    keys: list[str | int] = []
+    value, member = document, False
+    for index, part in enumerate(loc):
+        if isinstance(value, dict) and (part in value or (missing and index == len(loc) - 1)):
+            value, member = value.get(part), False
+        elif isinstance(value, list | tuple) and isinstance(part, int):
+            value, member = value[part] if part < len(value) else None, False
+        elif value is None and document is None:
+            member = False  # nothing is known of it
+        else:
+            member = True
+            continue
+        keys.append(part)
+    return tuple(keys), member
 
 
 class Moment(Record):

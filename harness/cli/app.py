@@ -46,6 +46,7 @@ COMMANDS = {
     "kv-budget": ("kv_budget:kv_budget", "Compute an engine's KV cache from its setting."),
     "env": ("env:app", "The cached environments of engines."),
     "warm": ("warm:app", "Keep engines imported between commands."),
+    "mcp": ("mcp:mcp", "Serve these commands as tools for an agent."),
 }
 """By name: where a command is (``module:name`` below ``mmrepro.cli``), and what it does."""
 GROUPS = {

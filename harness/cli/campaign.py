@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
+from mmrepro.base.errors import UsageError
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import Campaign, Policy
@@ -56,20 +57,30 @@ def conduct(
             printed before.
     """
     display = CampaignProgress(console, policy.standing, verbose=asked.verbose)
+    ended: list[RunEnded] = []
+
+    def note_end(event: CampaignEvent) -> None:
+        if isinstance(event, RunEnded):
+            ended[:] = [event]
+
     with json_lines(asked.events) as lines:
         campaign = Campaign(
             policy,
             places(Sparse(lambda text: display(note(text)))),
-            [display, *lines],
+            [display, note_end, *lines],
             budget_s=budget_s,
         )
         try:
             with display:
                 return campaign.execute()
-        except BaseException:
+        except BaseException as error:
             if policy.folder.is_dir():
                 kept = f"{policy.folder} ({policy.standing()}; what has ended is kept)"
-                text = f"Partial {policy.kind}: {kept}\nto resume, run: {policy.resume_command}"
+                text = f"Partial {policy.kind}: {kept}"
+                if not ended:
+                    text = f"No run of this {policy.kind} ended; its options are in {policy.folder}"
+                if not isinstance(error, UsageError):  # it would end in the same way
+                    text += f"\nto resume, run: {policy.resume_command}"
                 # A word that was typed may be no UTF-8.
                 typer.echo(text.encode("utf-8", "replace"), err=True)
             raise

@@ -72,14 +72,15 @@ def new(asked: NewCommand) -> None:
         typer.echo(line)
 
 
-Written = tuple[str, str, tuple[Path, ...], tuple[str, str]]
-"""Engine, release, what was written, and a line on each."""
+Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]
+"""Engine, release, what was written, and and lines on it."""
 
 
 def _blank(asked: NewCommand) -> Written:
     """Raises UsageError: a bad name, no such engine, no such release, or a file is there."""
     from mmrepro.base.machine.files import write_file
     from mmrepro.engines import get_engine
+    from mmrepro.engines.environments.build import doubt
     from mmrepro.search.replay.known import last_known
 
     name, engine = asked.scenario, asked.engine
@@ -90,8 +91,7 @@ def _blank(asked: NewCommand) -> Written:
         )
     _check_name(name)
     adapter = get_engine(engine)
-    if asked.release:
-        adapter.environment_spec(asked.release, "cpu")
+    unsure = doubt(adapter.environment_spec(asked.release, "cpu")) if asked.release else ""
     last = last_known(engine)
     facts = {
         "name": name,
@@ -120,6 +120,7 @@ def _blank(asked: NewCommand) -> Written:
         (
             f"{files[0]}: a scenario of {engine} {release} that runs and finds nothing.",
             f"{files[1]}: red until its TODOs are filled in and runs of it are recorded.",
+            *([f"Whether there is a release {release} is not known: {unsure}"] if unsure else []),
         ),
     )
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import read_toml
-from mmrepro.base.records import Record
+from mmrepro.base.records import Record, misfits
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, NightState, Planned
 from mmrepro.failure.signature import Outcome
@@ -284,7 +284,7 @@ def load_quarantine(path: Path) -> Quarantine:
         try:
             entries.append(Entry.model_validate(table))
         except ValidationError as error:
-            wrong += [f"entry {number}{_named(table)}: {said}" for said in _said(error)]
+            wrong += [f"entry {number}{_named(table)}: {said}" for said in _said(error, table)]
     if wrong:
         raise UsageError(f"{path}: {'; '.join(wrong)}.", hint=_EXAMPLE)
     return Quarantine(tuple(entries), str(path))
@@ -295,15 +295,15 @@ def _named(table: object) -> str:
     return f" ({one_line(name, 60)})" if isinstance(name, str) else ""
 
 
-def _said(error: ValidationError) -> list[str]:
+def _said(error: ValidationError, table: object) -> list[str]:
     said = []
-    for one in error.errors(include_url=False):
-        field = ".".join(str(part) for part in one["loc"])
+    for place, kind, words in misfits(error, table):
+        field = ".".join(map(str, place))
         known = {
             "missing": f"'{field}' is missing",
             "string_too_short": f"'{field}' is empty",
             "extra_forbidden": f"'{field}' means nothing here",
-            "value_error": one_line(one["msg"].removeprefix("Value error, "), 200),
+            "value_error": one_line(words, 200),
         }
-        said.append(known.get(one["type"], f"'{field}': {one_line(one['msg'], 200)}"))
+        said.append(known.get(kind, f"'{field}': {one_line(words, 200)}"))
     return said

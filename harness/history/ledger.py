@@ -13,6 +13,7 @@ from typing import TypeAlias
 from mmrepro.base.errors import BadLedger, LedgerBusy, UsageError
 from mmrepro.base.machine.files import is_folder, read_file
 from mmrepro.base.machine.journal import LineFile
+from mmrepro.base.records import misfits
 from mmrepro.base.text.redact import Redactor
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.failure.documents.ledger import (
@@ -268,9 +269,7 @@ def _why(error: ValueError, line: bytes = b"") -> str:
         return f"it is of version {int(version[1])}, this mmrepro reads {LEDGER_VERSION}"
     if not isinstance(error, ValidationError):
         return one_line(str(error), 200)
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    return one_line(f"{place}: {first['msg']}" if place else first["msg"], 200)
+    return one_line(misfits(error, line)[0].text, 200)
 
 
 def _refuse_private(record: Planned, public: Planned) -> None:

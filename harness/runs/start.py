@@ -43,6 +43,9 @@ from packaging.version import InvalidVersion, Version
 READY_POLL_S = 0.05
 REPLACED_START_LIMIT_S = 120.0
 """For a start in a mode that replaces something; a cold one may take the run's whole time."""
+CHILDREN_POLL_S, STANDS_S = 1.0, 4.0
+STANDS_SHARE = 0.1
+"""Of one core, all processes together: below it a starting server does no work."""
 USAGE_CODE = 2
 """argparse's exit code: the mode of the start has nothing to do with it."""
 GRACE_HUNG_S, GRACE_S = 1.0, 6.0
@@ -370,15 +373,62 @@ def _wait(started: Started, stages: StartStages) -> float:
     spec, limit_s = started.spec, started.spec.options.timeout_s
     if started.mode in SAFER:
         limit_s = min(limit_s, REPLACED_START_LIMIT_S)
+    children = _Children(started)
     while not answers(started.url + spec.engine.ready_path):
         stages.look()
         code = started.process.exit_code
+        if code is None and (child := children.lost()):
+            what = f"lost its process {child} while it started, and nothing has moved since"
+            raise _failed(started, what, None)
         if code is not None or time.monotonic() - started.began > limit_s:
             late = f"was not ready after {duration(limit_s)}"
             what = late if code is None else f"ended with {code} while it started"
             raise _failed(started, what, code)
         time.sleep(READY_POLL_S)
     return time.monotonic()
+
+
+class _Children:
+    """The processes of a server that starts: an engine whose child died may wait for it until the
+    time limit. It is given up once nothing moves: no line in its log, no work on a processor."""
+
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._known: dict[int, str] = {}
+        self._lost = ""
+        self._looked = self._moved = time.monotonic()
+        self._log_bytes = self._ticks = 0
+
+    def lost(self) -> str:
+        """The child that ended, as reports name it, once the server stands still; "": none."""
+        now = time.monotonic()
+        if now - self._looked < CHILDREN_POLL_S:
+            return ""
+        elapsed, self._looked = now - self._looked, now
+        process = self._started.process
+        pids = process.process_ids()
+        for pid in set(pids) - {process.engine_pid}:
+            self._known[pid] = self._role(pid) or self._known.get(pid, "")
+        gone = [role for pid, role in self._known.items() if pid not in pids and role]
+        self._lost = gone[-1] if gone else ""
+        with contextlib.suppress(OSError):
+            size, self._log_bytes = self._log_bytes, process.log.stat().st_size
+            self._moved = now if size != self._log_bytes else self._moved
+        stats = [stat for pid in pids if (stat := processes.stat(pid)) is not None]
+        ticks, self._ticks = self._ticks, sum(s.user_ticks + s.system_ticks for s in stats)
+        if abs(self._ticks - ticks) > STANDS_SHARE * elapsed * processes.TICKS_PER_S:
+            self._moved = now
+        return self._lost if now - self._moved >= STANDS_S else ""
+
+    def _role(self, pid: int) -> str:
+        """What a process of the engine is called; "": it is a helper, which may end."""
+        command, name = processes.cmdline(pid), processes.name(pid)
+        if not command or "resource_tracker" in command:
+            return ""
+        spawned = "multiprocessing" in command or "spawn_main" in command
+        forked = command == processes.cmdline(self._started.process.engine_pid)
+        role = self._started.spec.engine.role_of(name, command)
+        return f"{role} ({pid})" if spawned or forked or role != name else ""
 
 
 def _failed(started: Started, what: str, code: int | None) -> EngineStartError:

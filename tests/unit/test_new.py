@@ -68,6 +68,33 @@ def test_whatever_was_seen_the_template_says_reproduced_of_none(
     assert Outcome.REPRODUCED not in outcomes
 
 
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        (errors.UnknownRelease("There is none.", hint="--release 0.32.0"), 2, ""),
+        (errors.EnvironmentBuildError("The index could not be asked."), 0, "is not known"),
+        (None, 0, ""),
+    ],
+)
+def test_the_release_is_one_that_is_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: errors.MmreproError | None,
+    code: int,
+    said: str,
+) -> None:
+    def find(spec: object) -> None:
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr("mmrepro.engines.environments.releases.find", find)
+    asked = ["new", "odd", "--engine", "vllm", "--release", "9.9.9", "--out", str(tmp_path)]
+    done = runner.invoke(app, asked)
+    found = getattr(done.exception, "exit_code", 0) if code else done.exit_code
+    assert (found, said in done.output) == (code, True), done.output
+    assert bool(list(tmp_path.iterdir())) is (code == 0)
+
+
 def test_its_test_is_red(tmp_path: Path) -> None:
     new("odd-image", "--engine", "minivllm", "--out", str(tmp_path))
     done = subprocess.run(

@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 
 import jsonschema
 import pytest
-from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError
+from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError, UsageError
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.work import Began
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
 from mmrepro.engines import ENGINES
 from mmrepro.failure.documents.replay import FindingClass, PlayFacts, Replay
+from mmrepro.reports.html import render_html
+from mmrepro.reports.replay import compose
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.search.replay import session
 from mmrepro.search.replay.attempts import attempt_ended, found, name_of
@@ -176,6 +178,22 @@ def test_what_ends_early_says_how_to_go_on(
     done = runner.invoke(app, ["replay", *HAR])
     assert said in done.stderr
     assert done.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("error", "resumes"), [(InfrastructureError("no disk"), True), (UsageError("no such"), False)]
+)
+def test_where_nothing_was_played_nothing_is_partial(
+    fake: type[FakeReplaying], error: BaseException, resumes: bool
+) -> None:
+    fake.result, fake.error = replay(plays=[]), error
+    done = runner.invoke(app, ["replay", *HAR])
+    assert "No run of this replay ended; its options are in replays/r" in done.stderr
+    assert "artial" not in done.stderr
+    assert ("to resume" in done.stderr) is resumes
+    failed = replay(state="failed", failure="no such release", plays=[])
+    assert "Partial" not in render_html(compose(failed))
+    assert "Nothing was run." in render_html(compose(failed))
 
 
 def test_every_option_arrives(fake: type[FakeReplaying]) -> None:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_engine_process import FakeStarter, close, ends, raises, ready, silent, starter
+from fake_engine_process import (
+    FakeProcess,
+    FakeStarter,
+    close,
+    ends,
+    raises,
+    ready,
+    silent,
+    starter,
+)
+from mmrepro.base import processes
 from mmrepro.base.errors import EngineStartError, ForkServerDied, SupervisorError
 from mmrepro.engines.supervise.warm import Refused
 from mmrepro.failure.documents import Setting
@@ -223,3 +238,55 @@ def test_a_gate_that_did_not_leaves_them(finding: Finding) -> None:
 def test_a_gate_that_passed_without_an_answer_is_none() -> None:
     with pytest.raises(ValueError, match="no latency"):
         of_gate(Finding.of(True, "all refused"), [], BEFORE)
+
+
+PARENT = """
+import multiprocessing, sys, time
+
+def child(): time.sleep(float(sys.argv[1]))
+
+if __name__ == "__main__":
+    multiprocessing.get_context(sys.argv[2]).Process(target=child).start()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "lives_s", "said"),
+    [
+        ("spawn", 0.6, "lost its process"),
+        ("fork", 0.6, "lost its process"),
+        ("fork", 60, "was not ready after 3 s"),
+    ],
+)
+def test_a_child_that_dies_ends_the_start_once_nothing_moves(
+    starts: Starts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    lives_s: float,
+    said: str,
+) -> None:
+    """A real parent that waits for its dead child until the time limit; one whose child lives is
+    given that time."""
+    monkeypatch.setattr(start_module, "CHILDREN_POLL_S", 0.1)
+    monkeypatch.setattr(start_module, "STANDS_S", 0.7)
+    (tmp_path / "parent.py").write_text(PARENT)
+    command = [sys.executable, str(tmp_path / "parent.py"), str(lives_s), method]
+    with subprocess.Popen(command, start_new_session=True) as parent:
+
+        def stands(process: FakeProcess) -> None:
+            process.engine_pid = parent.pid
+
+        def of_parent(_: FakeProcess) -> list[int]:
+            return [parent.pid, *processes.descendants(parent.pid)]
+
+        monkeypatch.setattr(FakeProcess, "process_ids", of_parent)
+        limit = RunCommand(device="cpu", timeout_s=3 if lives_s == 60 else 30)
+        starts.spec = replace(starts.spec, options=limit)
+        try:
+            with pytest.raises(EngineStartError) as caught:
+                starts.one(starter(stands))
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+    assert said in caught.value.message

@@ -12,6 +12,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.base.machine.files import read_toml
 from mmrepro.base.options import LIMITS, OUTPUT, Command, Origin, declared, option
+from mmrepro.base.records import Misfit, misfits
 from mmrepro.base.units import exact_duration, exact_size, parse_duration, parse_size
 from mmrepro.campaign.matrix import selectors
 from mmrepro.runs.options import StartMode
@@ -244,11 +245,13 @@ def load(path: Path) -> MatrixFile:
         "cluster": (Cluster, Cluster()),
         "cell": (list[Rows], []),
     }
+    tables = read_toml(path)
     try:
-        read: Any = create_model("MatrixFile", __base__=_Table, **parts)(**read_toml(path))
+        read: Any = create_model("MatrixFile", __base__=_Table, **parts)(**tables)
     except ValidationError as error:
         raise UsageError(
-            f"{path}: {_first(error)}.", hint="docs/matrix.md lists the tables and their keys"
+            f"{path}: {_first(misfits(error, tables)[0])}.",
+            hint="docs/matrix.md lists the tables and their keys",
         ) from error
     for number, rows in enumerate(read.cell, 1):
         if not rows.scenario:
@@ -267,12 +270,10 @@ def _placed(value: str, path: Path) -> str:
     return os.path.relpath(path.parent / value)
 
 
-def _first(error: ValidationError) -> str:
+def _first(misfit: Misfit) -> str:
     """``[[cell]] number 2, key 'releases': …``."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = list(first["loc"])
-    words = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
+    place, kind, words = misfit
+    if kind == "extra_forbidden":
         words = "there is no such key" if len(place) > 1 else "there is no such table"
     if place[0] == "cell" and len(place) > 1:
         table = f"[[cell]] number {int(place[1]) + 1}"

@@ -44,6 +44,23 @@ def existing(spec: EnvironmentSpec) -> Environment | None:
     return _environment(spec, folder, manifest, reused=True) if manifest is not None else None
 
 
+def doubt(spec: EnvironmentSpec) -> str:
+    """Whether there is such a release: on disk, or on the package index.
+
+    Returns why it is not known (the index cannot be asked, or has no wheel for this machine); "":
+    it is there. Raises UnknownRelease: the index has no such release.
+    """
+    if existing(spec) is not None:
+        return ""
+    from mmrepro.engines.environments.releases import find
+
+    try:
+        find(spec)
+    except EnvironmentBuildError as error:
+        return error.message
+    return ""
+
+
 def ensure(
     spec: EnvironmentSpec,
     progress: Progress | None = None,

@@ -271,7 +271,7 @@ class Build:
                 return text
         raise EnvironmentBuildError(
             f"The wheel of {self.spec.project} {self.spec.installed} has no metadata.",
-            hint="try another release: mmrepro run SCENARIO --release X.Y.Z",
+            hint="use an index whose wheels are whole",
         )
 
     def _wheel_facts(self) -> WheelFacts:

@@ -158,7 +158,7 @@ def find(spec: EnvironmentSpec, platform: str = "") -> Release:
     python = f"Python {spec.python}" if spec.python else f"any Python from {oldest} to {newest}"
     raise EnvironmentBuildError(
         f"{requirement} has no wheel for {platform or 'this machine'} and {python}.",
-        hint="try another release: mmrepro run SCENARIO --release X.Y.Z",
+        hint=_example(_near(spec, pythons(spec)[0])),
         detail=explain(refused, "looking for its wheel").detail if refused else [],
     )
 
@@ -199,19 +199,29 @@ def _upload_of(spec: EnvironmentSpec, python: str, platform: str) -> datetime | 
     return None
 
 
-def _unknown(spec: EnvironmentSpec, python: str) -> UnknownRelease:
-    near: list[str] = []  # the releases next below and next above, as far as there are any
+def _near(spec: EnvironmentSpec, python: str) -> list[str]:
+    """The releases next below and next above that the index serves, as far as there are any."""
+    near: list[str] = []
     for sign in "<>":
         try:
             requirement = f"{spec.project}{sign}{spec.installed}"
             near.append(release_files(requirement, python, lowest=sign == ">").version)
         except UvFailed:
             continue
+    return near
+
+
+def _example(near: Sequence[str]) -> str:
+    return f"for example: --release {near[-1]}" if near else "check the index that uv uses"
+
+
+def _unknown(spec: EnvironmentSpec, python: str) -> UnknownRelease:
+    near = _near(spec, python)
     others = f"next to it: {' and '.join(near)}" if near else "it may not serve the project"
     what = spec.project if spec.project == spec.engine else f"{spec.engine} ({spec.project})"
     return UnknownRelease(
         f"The package index has no release {spec.installed} of {what}; {others}.",
-        hint=f"for example: --release {near[-1]}" if near else "check the index that uv uses",
+        hint=_example(near),
     )
 
 

@@ -384,6 +384,12 @@ class Replay(CampaignDocument):
         dict[str, int], Field(description="seen and no finding: near-ties, batch numerics …")
     ] = {}
     unseen: Annotated[list[str], Field(description="what could not be judged, and why")] = []
+    untestable: Annotated[
+        list[str],
+        Field(
+            description="what failed for the limits of this machine or of a stand-in: no finding"
+        ),
+    ] = []
     limits: list[str] = []
 
     @property
@@ -408,14 +414,15 @@ class Replay(CampaignDocument):
 
     @property
     def exit_code(self) -> int:
-        """1: unknown and confirmed; 3: unproven only, or nothing was tested; 0: neither. Of a bug
-        report: 1: reproduced; 0: it is not; 3: neither can be said."""
+        """1: unknown and confirmed; 3: unproven only, nothing was tested, or not testable here; 0:
+        neither. Of a bug report: 1: reproduced; 0: it is not; 3: neither can be said."""
         if self.report is not None and self.report.verdict is not None:
             return REPRO_EXITS.get(self.report.verdict, 3)
         if any(f.confirmed and f.known is None for f in self.findings):
             return 1
         unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
-        return 3 if unproven or self.nothing_tested else 0
+        untestable = bool(self.untestable) and not self.findings
+        return 3 if unproven or untestable or self.nothing_tested else 0
 
 
 def bucket_words(buckets: list[str]) -> str:

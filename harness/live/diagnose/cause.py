@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from mmrepro.failure.documents.cause import (
     CAUSE_WORDS,
@@ -64,6 +64,7 @@ _SETTINGS = re.compile(
     r"server_args=|non-default args|Namespace\(|Initializing a|Dumping |EngineArgs\(|"
     r"vLLM (?:API )?server version|engine_config|Received request|input_tokens=|prompt: "
 )
+_OWN_SETTINGS = re.compile(r"server_args=|non-default args: |Namespace\(")
 _GONE = re.compile(
     r"(?:Worker proc|Engine core proc|process|[Pp]roc|[Ss]ubprocess) (?P<name>[\w.:-]+)"
     r"(?: \(pid[= ](?P<pid2>\d+)\))? (?:died|crashed)|"
@@ -485,8 +486,14 @@ class _Life:
             line=_at(event.line),
             file=event.line.file,
             why=[first, *event.why, *why],
-            advice=advice_for(name, self.engine, event.text),
+            advice=advice_for(name, self.engine, event.text, self.settings),
         )
+
+    @cached_property
+    def settings(self) -> str:
+        """The lines in which the server logs its own settings."""
+        told = (line.text for line in self.lines if _OWN_SETTINGS.search(line.text))
+        return "\n".join(islice(told, 8))
 
     def _ended(self) -> Cause | None:
         event = self.first

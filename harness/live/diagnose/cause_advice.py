@@ -60,7 +60,8 @@ ADVICE: Mapping[C, tuple[str, ...]] = {
     ),
     C.KILLED_BY_INPUT: (
         "refuse or rewrite the field at the gateway: a restart meets the same request again",
-        "try the request on a newer release: most of these are answered with 400 there",
+        "if there is a newer release (mmrepro list --alive names it), try the request there: most "
+        "of these are answered with 400",
     ),
     C.PLACEHOLDER_COUNTS: (
         "answers to such requests are wrong or missing: look for placeholder tokens in the "
@@ -86,10 +87,12 @@ ADVICE: Mapping[C, tuple[str, ...]] = {
 
 _OF_ENGINE: Mapping[tuple[C, str], tuple[str, ...]] = {
     (C.GPU_FAULT, "vllm"): (
-        "--enforce-eager rules out CUDA graphs, --attention-backend another kernel",
+        "--enforce-eager rules out CUDA graphs",
+        "another --attention-backend rules out a kernel",
     ),
     (C.GPU_FAULT, "sglang"): (
-        "--disable-cuda-graph rules out CUDA graphs, --attention-backend another kernel",
+        "--disable-cuda-graph rules out CUDA graphs",
+        "another --attention-backend rules out a kernel",
     ),
     (C.GPU_FAULT, "lmdeploy"): ("--backend pytorch --eager-mode rules out TurboMind and graphs",),
     (C.OUT_OF_GPU_MEMORY, "vllm"): (
@@ -114,7 +117,8 @@ _OF_ENGINE: Mapping[tuple[C, str], tuple[str, ...]] = {
     ),
     (C.COLLECTIVE_TIMEOUT, "vllm"): ("--disable-custom-all-reduce rules out its own all-reduce",),
     (C.COLLECTIVE_TIMEOUT, "sglang"): (
-        "--disable-custom-all-reduce rules out its own all-reduce; --dist-timeout is the time",
+        "--disable-custom-all-reduce rules out its own all-reduce",
+        "--dist-timeout is the time",
     ),
     (C.WORKER_UNRESPONSIVE, "vllm"): (
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is how long a step may take",
@@ -143,11 +147,25 @@ _BROKEN_CARD = re.compile(
 )
 
 
-def advice_for(name: C, engine: str, text: str) -> list[str]:
-    """What to do next; ``text``: what the log says of it."""
+def _in_force(advice: str, settings: str) -> bool:
+    """Whether the server has the switch with which ``advice`` begins, by its own log."""
+    switch = re.match(r"--((?:disable|enable|enforce|eager|no)-?[\w-]*)", advice)
+    if switch is None:
+        return False
+    field = switch[1].replace("-", "_")
+    return re.search(rf"\b{field}['\"]?(?:=|: ?)True\b|--{switch[1]}\b", settings) is not None
+
+
+def advice_for(name: C, engine: str, text: str, settings: str = "") -> list[str]:
+    """What to do next, without what is in force already.
+
+    Args:
+        text: what the log says of it.
+        settings: lines in which the server logs its own.
+    """
     told = [*_OF_ENGINE.get((name, engine), ()), *ADVICE.get(name, ())]
     if name is C.GPU_FAULT and _BROKEN_CARD.search(text):
         told = [_DRAIN, _CARD]
     if name is C.MACHINE_LIMIT:
         told = [advice for pattern, advice in _LIMITS if re.search(pattern, text)][:1] + told
-    return told
+    return [advice for advice in told if not _in_force(advice, settings)]

@@ -52,7 +52,8 @@ CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
     LiveClass.KILLED_BY_INPUT: _facts(
         _vllm(54195, 43920) + _sglang(27398),
         "refuse or rewrite the field at the gateway: a restart meets the same request again",
-        "try the request on a newer release: most of these are answered with 400 there",
+        "if there is a newer release (mmrepro list --alive names it), try the request there: most "
+        "of these are answered with 400",
     ),
     LiveClass.NEVER_FITS: _facts(
         (*_vllm(35541, 39734), "docs/kv-budget.md"),

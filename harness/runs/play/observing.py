@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from mmrepro.base import processes
 from mmrepro.engines.base import SERVED_MODEL
@@ -52,6 +53,7 @@ class Observing:
         self.sending = Sending(self.traffic, pictures, deadlines.answer_s, options.time)
         self.state, self.said, self.early = PlayState.ENDED, "", False
         self.stack: list[ThreadStack] = []
+        self._no_logprobs = False
         self.sending.alive = lambda: not self._dead()
         pid = server.core_pid
         self._core = processes.stat(pid) if pid is not None else None
@@ -103,15 +105,22 @@ class Observing:
             await self._canary(CANARY_AFTER)
 
     async def _canary(self, label: str) -> None:
-        fields = {
+        """The same small request each time. Its logprobs tell near-ties apart; an engine that
+        refuses a request for them is asked without."""
+        fields: dict[str, Any] = {
             "model": SERVED_MODEL,
             "messages": [{"role": "user", "content": CANARY_TEXT}],
             "max_tokens": CANARY_TOKENS,
             "temperature": 0,
-            "logprobs": True,
-            "top_logprobs": 5,
         }
-        await self.sending.ask(label, json.dumps(fields).encode(), CHAT, CANARY_TEXT)
+        plain = json.dumps(fields).encode()
+        data = json.dumps(fields | {"logprobs": True, "top_logprobs": 5}).encode()
+        data = plain if self._no_logprobs else data
+        record = await self.sending.ask(label, data, CHAT, CANARY_TEXT)
+        if record is not None and record.status in (400, 422) and not self._no_logprobs:
+            record.label = f"{label}, with logprobs"
+            self._no_logprobs = True
+            await self.sending.ask(label, plain, CHAT, CANARY_TEXT)
 
     async def _reading(self) -> Reading | None:
         """None: the server died meanwhile, or before."""
@@ -236,9 +245,6 @@ class Observing:
         played.state, played.said, played.early = self.state, self.said, self.early
         played.unsent, played.stack = self.sending.unsent, self.stack
         played.exit_code = self.recorder.evidence.engine_exit
-        if self.state is PlayState.ENDED and not self._failed():
-            played.said = "every request has its answer"
-            return
         engine = self.server.spec.engine
         fatal = engine.log_patterns.get("core-fatal", "")
         found = read_tracebacks(self.server.process.log, self._log_start, fatal)
@@ -246,6 +252,10 @@ class Observing:
             any(one.fatal for one in found)
             or says_it_ends(self.server.process.log, self._log_start, engine.ends_itself)
         )
+        played.loop_ended = next((one.error for one in found if one.fatal), "")
+        if self.state is PlayState.ENDED and not self._failed() and not played.loop_ended:
+            played.said = "every request has its answer"
+            return
         told = telling(found, self.recorder.evidence.requests, engine.core_role)
         played.frames = told[0].frames_of(engine) if told else []
         played.causes = list(dict.fromkeys(one.error for one in told))[:MAX_CAUSES]

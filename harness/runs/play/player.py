@@ -171,6 +171,7 @@ class Player:
         played = Played(state=PlayState.ENDED, deadline_s=deadlines.answer_s)
         played.evidence = journal.recorder.evidence
         played.log_file = f"{EVIDENCE_DIR}/engine.log"
+        played.device = target(scenario, run_options).device
         try:
             with journal.whole_run():
                 server = self._started(scenario, run_options, journal)

@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mmrepro.engines import Engine
+from mmrepro.engines.base import has_option
 from mmrepro.engines.models.qwen import FACTOR
 from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.sglang import OPTIONS as SGLANG_OPTIONS
 from mmrepro.failure.documents.replay import Expectation, FindingClass, Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
@@ -291,10 +293,10 @@ BY_PICTURE = ("vllm", "minivllm")
 SALTED = {"vllm": "0.11.0", "sglang": "0.5.11"}
 """Engines whose caches go by ``cache_salt``, and since when: SGLang 0.5.6 takes it, and its
 scheduler drops it (scenarios/pad_value_collision)."""
-TELLS = {
-    "vllm": " (vLLM does with --enable-prompt-tokens-details)",
-    "sglang": " (SGLang does with --enable-cache-report)",
-}
+TELLS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
+"""Options with which an engine reports cached tokens."""
+OWN_OPTIONS = tuple(name for name, _, _ in SGLANG_OPTIONS)
+"""That mmrepro's own servers have in any case: nobody is advised to set them."""
 STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
 """A request that is preempted finds its own tokens in the cache when it comes again; SGLang does
 not count those."""
@@ -315,9 +317,13 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
         and None not in (one.record.cached_tokens, one.record.prompt_tokens)
     ]
     if not told:
-        how = TELLS.get(case.server.engine, "")
+        if not any(one.generates and one.record.answered for one in sent_of(case, played)):
+            return Judged()
+        option = TELLS.get(case.server.engine, "")
+        in_force = option in OWN_OPTIONS or has_option(case.server.args, option)
+        how = f" ({case.server.engine} does with {option})" if option and not in_force else ""
         why = f"No answer tells how many tokens came from the cache{how}: its bound was not judged."
-        return Judged(unseen=[why] if played.evidence.requests else [])
+        return Judged(unseen=[why])
     if played.state is not PlayState.ENDED:
         return Judged(unseen=["The play did not end: the cache bound was not judged."])
     if _preempted(played, engine):

@@ -194,6 +194,9 @@ class Judged(Record):
     sightings: Annotated[list[Sighting], Field(description="worst class first")] = []
     counted: Annotated[dict[str, int], Field(description="seen, and no failure")] = {}
     unseen: Annotated[list[str], Field(description="sentences: not judged, and why")] = []
+    untestable: Annotated[
+        list[str], Field(description="sentences: what failed for this machine's limits")
+    ] = []
 
     @classmethod
     def of(cls, parts: Iterable[Judged]) -> Self:
@@ -201,13 +204,20 @@ class Judged(Record):
         sightings: list[Sighting] = []
         counted: dict[str, int] = {}
         unseen: list[str] = []
+        untestable: list[str] = []
         for part in parts:
             sightings += part.sightings
             unseen += part.unseen
+            untestable += part.untestable
             for what, number in part.counted.items():
                 counted[what] = counted.get(what, 0) + number
         sightings.sort(key=lambda sighting: sighting.finding_class.place)
-        return cls(sightings=sightings, counted=counted, unseen=list(dict.fromkeys(unseen)))
+        return cls(
+            sightings=sightings,
+            counted=counted,
+            unseen=list(dict.fromkeys(unseen)),
+            untestable=list(dict.fromkeys(untestable)),
+        )
 
     @classmethod
     def found(cls, kind: FindingClass, bucket: str, *words: str, by: Sequence[str] = ()) -> Self:

@@ -11,7 +11,7 @@ import json
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import FindingClass, Sighting
@@ -19,6 +19,7 @@ from mmrepro.failure.signature.answers import grade
 from mmrepro.failure.signature.coherence import sent_by_others
 from mmrepro.probes.data import StacksData
 from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
+from mmrepro.search.oracle import beyond
 from mmrepro.search.oracle.judged import (
     Judged,
     Sent,
@@ -59,6 +60,8 @@ def start_failure(played: Played, engine: Engine) -> Judged:
         return Judged()
     if any(_PORT.search(cause) for cause in played.causes):
         return Judged(unseen=["The server found its port taken: its start says nothing."])
+    if what := beyond.limit_of([*played.causes, played.said], played.device):
+        return Judged(untestable=[beyond.sentence(what, "the server's start")])
     kind = FindingClass.START_FAILURE
     return Judged.found(
         kind,
@@ -80,6 +83,8 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
     # Operations that were on their way when the server died.
     sent = (one for one in sent_of(case, played) if not one.record.left)
     lost = [one.op.id for one in sent if _DEAD.search(_failure(one.record))]
+    if what := beyond.limit_of(played.causes, played.device, played.exit_code):
+        return Judged(untestable=[beyond.sentence(what, _whose(played.stuck or lost))])
     kind = FindingClass.DEATH
     ended = _ended(played.exit_code)
     return Judged.found(
@@ -118,10 +123,13 @@ def hang(played: Played, engine: Engine) -> Judged:
 def failing(case: Case, played: Played, engine: Engine) -> Judged:
     """The canary, answered before the traffic, fails after it, on a server that lives."""
     after = _failed_canary(played)
-    if after is None:
+    ended = "" if after is not None else _loop_ended(played)
+    if after is None and not ended:
         return Judged()
     lost = _failed_for_good(case, played)
-    if not lost and not any(one.record.left for one in sent_of(case, played)):
+    if what := beyond.limit_of(played.causes, played.device):
+        return Judged(untestable=[beyond.sentence(what, _whose([one.op.id for one in lost]))])
+    if after and not lost and not any(one.record.left for one in sent_of(case, played)):
         # Each request was answered: one that fails is no server that fails for good.
         return Judged.found(
             FindingClass.SERVER_ERROR,
@@ -130,6 +138,14 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
             "An answer, as before the traffic.",
         )
     kind = FindingClass.FAILING
+    if after is None:
+        return Judged.found(
+            kind,
+            loud_bucket(engine.name, kind, [ended], played.frames, ""),
+            f"The engine's loop ended by an exception, and its server lives on: {ended[:200]}",
+            "What was answered once is answered again.",
+            by=[one.op.id for one in lost],
+        )
     since = f", as the {len(lost)} requests before it were" if len(lost) > 1 else ""
     cause = f": {played.causes[0][:200]}" if played.causes else ""
     return Judged.found(
@@ -139,6 +155,19 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
         "What was answered once is answered again.",
         by=[one.op.id for one in lost],
     )
+
+
+def _loop_ended(played: Played) -> str:
+    """The exception that ended the loop of an engine whose server lives on, where no canary could
+    show it; "": none did, or a canary was answered after it."""
+    after = played.record(CANARY_AFTER)
+    if played.state is not PlayState.ENDED or (after is not None and after.answered):
+        return ""
+    return played.loop_ended
+
+
+def _whose(operations: Sequence[str]) -> str:
+    return ", ".join(operations[:3]) or "the traffic"
 
 
 def _failed_canary(played: Played) -> RequestRecord | None:
@@ -162,7 +191,8 @@ def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
     found: dict[str, list[Sent]] = {}
     counted: Counter[str] = Counter()
     lost: list[str] = []
-    if _failed_canary(played):
+    untestable: list[str] = []
+    if _failed_canary(played) or _loop_ended(played):
         lost = [one.op.id for one in _failed_for_good(case, played)]
     for one in sent_of(case, played):
         record = one.record
@@ -170,14 +200,25 @@ def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
             continue
         if what := _no_failure(record):
             counted[what] += 1
+            if limit := beyond.limit_of([record.error], played.device):
+                untestable.append(beyond.sentence(limit, one.op.id))
         elif words := _failure(record):
             if played.state is PlayState.DIED and _DEAD.search(words):
                 counted["answers lost when the server died"] += 1
             elif one.op.id in lost:
                 counted["answers lost since the server fails every request"] += 1
+            elif what := _beyond(record, words, played):
+                untestable.append(beyond.sentence(what, one.op.id))
             else:
                 found.setdefault(_bucket(engine, one, record), []).append(one)
-    return Judged(sightings=list(_sightings(found)), counted=dict(counted))
+    return Judged(sightings=list(_sightings(found)), counted=dict(counted), untestable=untestable)
+
+
+def _beyond(record: RequestRecord, words: str, played: Played) -> str:
+    """What this machine cannot do, by the answer; by the log's first exception where the answer
+    says nothing."""
+    silent = record.error == "" or bool(_OPAQUE.search(words))
+    return beyond.limit_of([record.error, *(played.causes[:1] if silent else [])], played.device)
 
 
 def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:

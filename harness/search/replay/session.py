@@ -86,7 +86,7 @@ class Rounds:
             return
         if named is not None and (keep_away := mitigation(named, case.server.release)):
             self._mitigated(case, keep_away)
-        elif not loud and not self._replay.nothing_tested:
+        elif not (loud or self._replay.untestable or self._replay.nothing_tested):
             self._compared(case)
         self._side_findings()
 
@@ -288,7 +288,7 @@ class Rounds:
         """Whether a case that showed nothing is worth one more play: what comes and goes may not
         have come. Not of traffic that takes minutes, nor of requests that were all refused; and
         once of requests of which none runs beside another."""
-        nothing = not any(seen.sightings for seen in seens)
+        nothing = not any(seen.sightings or seen.untestable for seen in seens)
         took = sum(seen.play.seconds for seen in seens)
         if not nothing or self._replay.nothing_tested:
             return False
@@ -303,6 +303,7 @@ class Rounds:
     def _say(self, judged: Judged | Observation) -> None:
         replay = self._replay
         replay.unseen += [text for text in judged.unseen if text not in replay.unseen]
+        replay.untestable += [t for t in judged.untestable if t not in replay.untestable]
         for what, number in judged.counted.items():
             replay.counted[what] = replay.counted.get(what, 0) + number
 

@@ -80,6 +80,7 @@ class Observation(Record):
     sightings: list[Sighting] = []
     counted: dict[str, int] = {}
     unseen: list[str] = []
+    untestable: list[str] = []
     said: str = ""
     sent: Annotated[list[str], Field(description="operations in the order they were sent")] = []
     times: Annotated[
@@ -127,6 +128,7 @@ def observation_of(case: Case, played: Played, judged: Judged, play: PlayFacts) 
         sightings=judged.sightings,
         counted=judged.counted,
         unseen=judged.unseen,
+        untestable=judged.untestable,
         said=played.said,
         sent=[case.operations[number].id for _, number in sent],
         times={

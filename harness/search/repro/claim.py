@@ -173,6 +173,18 @@ _LIMITS: Final = re.compile(
     re.IGNORECASE,
 )
 """How a refusal reads that is about the server's options or its stand-in, and not the request."""
+MOST_TOKENS: Final = 300_000
+"""No model has as many (Gemma 3: 262,144): a token id beyond is in no vocabulary."""
+
+
+def _limit(words: str) -> bool:
+    """Whether a refusal is about the server's options or its stand-in. A token id that is in no
+    model's vocabulary is refused for itself, and one that only the tiny model lacks is not."""
+    if "vocab" in words.lower():
+        numbers = map(int, re.findall(r"(?<![\w.])-?\d{1,19}(?![\w.]*\w)", words))
+        if any(number < 0 or number >= MOST_TOKENS for number in numbers):
+            return False
+    return _LIMITS.search(words) is not None
 
 
 def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
@@ -186,6 +198,8 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
     if (answer := _as_reported(replay.answers, claim)) is not None:
         words = f"{answer.operation} got {answer.words}, as in the report"
         return ReproVerdict.REPRODUCED, words
+    if replay.untestable and not found:
+        return ReproVerdict.NEEDS_HARDWARE, replay.untestable[0]
     start = FindingClass.START_FAILURE
     not_started = next((s for s in replay.unconfirmed if s.finding_class is start), None)
     if not_started is not None and start not in claim.classes:
@@ -233,11 +247,7 @@ def _as_reported(answers: Sequence[Answer], claim: Claim) -> Answer | None:
     if claim.status is None or claim.status >= 500:
         return None
     return next(
-        (
-            one
-            for one in answers
-            if one.status == str(claim.status) and not _LIMITS.search(one.words)
-        ),
+        (one for one in answers if one.status == str(claim.status) and not _limit(one.words)),
         None,
     )
 
@@ -281,7 +291,7 @@ def _silent(replay: Replay) -> tuple[ReproVerdict, str]:
 
 def _is_limit(answer: Answer) -> bool:
     """Whether a refusal is about the server and not about what the request asks for."""
-    return answer.status in ("401", "403", "404", "405") or bool(_LIMITS.search(answer.words))
+    return answer.status in ("401", "403", "404", "405") or _limit(answer.words)
 
 
 def _untold(replay: Replay, otherwise: str) -> tuple[ReproVerdict, str]:

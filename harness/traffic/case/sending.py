@@ -87,6 +87,10 @@ class Played(Record):
     ] = []
     start_s: Annotated[float, Field(description="seconds from the start to ready")] = 0.0
     seconds: Annotated[float, Field(description="of the whole play, with start and stop")] = 0.0
+    device: Annotated[str, Field(description="that the server ran on: cpu or cuda")] = "cpu"
+    loop_ended: Annotated[
+        str, Field(description="by the log: the exception that ended the engine's loop")
+    ] = ""
     deadline_s: Annotated[float, Field(description="silence from then on is a hang")] = 0.0
     early: Annotated[
         bool, Field(description="judged before the deadline, by what stands still")

@@ -11,8 +11,6 @@ from mmrepro.base.records import Setting
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case
 
-UNWRITTEN: Final = ("text",)
-"""Tiny models that no script has in it: the vocabulary alone is larger than all the rest."""
 MODEL_DIR: Final = "./tiny-model"
 
 
@@ -73,7 +71,7 @@ def _of_use(setting: Setting) -> bool:
 def server_steps(case: Case, settings: list[Setting], project: str = "") -> list[str]:
     """What a reader types to have the server: the engine, the model, the server's command."""
     server = case.server
-    written = server.model in TINY and server.model not in UNWRITTEN
+    written = server.model in TINY
     # A folder by its last part: where it lay is of no use to others.
     own = f"./{Path(server.model).name}" if "/" in server.model.strip("/") else server.model
     model = MODEL_DIR if written else own

@@ -430,3 +430,20 @@ def test_names_in_json_are_those_of_the_documentation() -> None:
 def test_judge_takes_lines_alone() -> None:
     told = cause.judge([])
     assert told.cause.name is C.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "in_force"),
+    [
+        ("sglang", "server_args=ServerArgs(disable_cuda_graph=True, tp_size=2)", True),
+        ("sglang", "server_args={'model_path': 'm', 'disable_cuda_graph': True}", True),
+        ("sglang", "server_args=ServerArgs(disable_cuda_graph=False, tp_size=2)", False),
+        ("vllm", "non-default args: {'model': 'm', 'enforce_eager': True}", True),
+        ("vllm", "non-default args: {'model': 'm'}", False),
+        ("vllm", "", False),
+    ],
+)
+def test_what_is_in_force_is_not_advised(engine: str, settings: str, in_force: bool) -> None:
+    found = advice_for(C.GPU_FAULT, engine, "illegal memory access", settings)
+    assert any("rules out CUDA graphs" in one for one in found) is not in_force
+    assert any("attention-backend" in one for one in found)

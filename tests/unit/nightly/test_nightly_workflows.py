@@ -23,6 +23,7 @@ def checkout(tmp_path: Path) -> Path:
     """What lint.sh looks at, where it can be changed."""
     for folder in (".ci", ".github", "docs/ci"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "action.yml", tmp_path)
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     return tmp_path
 
@@ -66,6 +67,9 @@ FAULTS = [
     (OVERDUE, "    timeout-minutes: 15\n", "", "'timeout-minutes' is a required property"),
     # a word for a number
     (BUILDKITE, "parallelism: 2", "parallelism: two", "'two'"),
+    # a misspelt key of an action, and an input inside of its script
+    ("action.yml", "  using: composite", "  usin: composite", "'usin'"),
+    ("action.yml", "[[ $ISSUE =~", "[[ ${{ inputs.issue }} =~", "action.yml:"),
     # an unquoted variable in a step, in GitLab's script, in Buildkite's command, in a script
     (NIGHTLY, 'machine.sh run "$SHARD"', "machine.sh run $SHARD", "machine.sh run $SHARD"),
     (GITLAB, 'machine.sh check "$SHARD"', "machine.sh check $SHARD", "machine.sh check $SHARD"),
@@ -96,7 +100,8 @@ TOOLS = ("zizmor", "check-jsonschema", "shellcheck")
 
 
 @pytest.mark.parametrize(
-    ("tool", "call"), [*((one, 1) for one in TOOLS), *(("check-jsonschema", n) for n in (2, 3, 4))]
+    ("tool", "call"),
+    [*((one, 1) for one in TOOLS), ("zizmor", 2), *(("check-jsonschema", n) for n in (2, 3, 4, 5))],
 )
 def test_what_one_check_finds_fails_the_whole(checkout: Path, tool: str, call: int) -> None:
     """Tools of which nothing but one call of one finds something; all others are called still."""
@@ -109,7 +114,7 @@ def test_what_one_check_finds_fails_the_whole(checkout: Path, tool: str, call: i
         (tools / name).chmod(0o755)
     assert lint(checkout, tools)[0] == 1
     calls = [len((tools / f"{name}.calls").read_text().splitlines()) for name in TOOLS]
-    assert calls == [1, 4, 1]
+    assert calls == [2, 5, 1]
 
 
 @pytest.mark.parametrize("file", WORKFLOWS)

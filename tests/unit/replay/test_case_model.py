@@ -205,6 +205,25 @@ BAD = {
         b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", "after": ["x"]}]}',
         "is no case: operations.0: 'x' is no barrier",
     ),
+    "a part of a message": (
+        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", "messages": '
+        b'[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}]}',
+        "is no case: operations.0.messages.0.content.0.type: Extra inputs are not permitted",
+    ),
+    "a token": (
+        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", "prompt": '
+        b'[1, "b"]}]}',
+        "is no case: operations.0.prompt.1: Input should be a valid integer",
+    ),
+    "another type than either": (
+        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", "prompt": {}}]}',
+        "is no case: operations.0.prompt: Input should be a valid string or a valid array",
+    ),
+    "an image of its kind": (
+        b'{"server": {"engine": "v", "release": "1"}, "images": {"a": {"kind": "noise", '
+        b'"seed": "x", "size": [1, 1]}}}',
+        "is no case: images.a.seed: Input should be a valid integer",
+    ),
     "hostile nesting": (b"[" * 100_000, "is no case: Invalid JSON"),
 }
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from made_up_plays import answer, canary, case_of, operation, picture, played, reading, refused
 from mmrepro.engines import get_engine
 from mmrepro.search.oracle.cache_bound import cache_bound
-from mmrepro.traffic.case.model import Message, Operation, Part
+from mmrepro.traffic.case.model import Message, Operation, Part, ServerWanted
 from mmrepro.traffic.case.sending import PlayState
 
 PICTURES = {
@@ -382,3 +382,22 @@ def test_the_simulated_engine_shares_what_it_should():
     assert some == len("hello there") + 3
     assert first < second
     assert all(a < b for a, b in pairwise([none, some, second]))
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "advised"),
+    [
+        ("vllm", [], True),
+        ("vllm", ["--enable-prompt-tokens-details"], False),
+        ("sglang", [], False),
+    ],
+)
+def test_nobody_is_advised_to_set_what_is_in_force(engine, args, advised):
+    op = operation("r1")
+    case = case_of([op])
+    case.server = ServerWanted(engine=engine, release="0.23.0", args=args)
+    play = played([answer(op, cached_tokens=None)])
+    (unseen,) = cache_bound(case, play, get_engine(engine)).unseen
+    assert ("--enable" in unseen) is advised
+    lost = played([answer(op, status=None, error="ReadError")], PlayState.DIED)
+    assert cache_bound(case, lost, get_engine(engine)).unseen == []

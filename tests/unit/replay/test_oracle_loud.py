@@ -247,3 +247,21 @@ def test_a_signal_that_somebody_sent_is_no_death(code, causes):
 def test_a_crash_and_an_exit_are_a_death(code):
     found = loud.death(case_of([]), played([], PlayState.DIED, exit_code=code), VLLM)
     assert [s.finding_class for s in found.sightings] == [FindingClass.DEATH]
+
+
+@pytest.mark.parametrize("before", [None, {"status": 400, "error": "no logprobs"}])
+def test_a_loop_that_ended_fails_for_good_where_no_canary_can_show_it(before):
+    """An engine that refuses the canary, and one that has no chat at all."""
+    lmdeploy = get_engine("lmdeploy")
+    op = operation("r1")
+    asked = [] if before is None else [canary("canary before", 0.0, **before)]
+    records = [*asked, answer(op, status=500, error="Internal Server Error")]
+    ended = "TypeError: unhashable type: 'list'"
+    play = played(records, causes=[ended], frames=["loop"], loop_ended=ended)
+    (found,) = judge(case_of([op]), play, engine=lmdeploy).sightings
+    assert (found.finding_class, found.operations) == (FindingClass.FAILING, ["r1"])
+    assert "loop ended" in found.said
+    answered = [canary("canary before", 0.0), *records[len(asked) :], canary("canary after", 9.0)]
+    play = played(answered, causes=[ended], loop_ended=ended)
+    kinds = {one.finding_class for one in judge(case_of([op]), play, engine=lmdeploy).sightings}
+    assert FindingClass.FAILING not in kinds

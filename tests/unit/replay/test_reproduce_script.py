@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from made_up_replay import SERVER, Expectation, finding, ghost_case, operation, replay
+from mmrepro.base.records import StandIn
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.reports.replay_script import literal, script
@@ -300,6 +301,41 @@ def test_numbers_are_held_against_answers(
     assert (code, "is judged by: mmrepro replay" in said) == (3, True)
 
 
+@pytest.mark.parametrize("kind", [FindingClass.SERVER_ERROR, FindingClass.DEATH, FindingClass.HANG])
+@pytest.mark.parametrize("status", [401, 404, 503])
+def test_what_the_engine_never_worked_on_tested_nothing(
+    tmp_path: Path, kind: FindingClass, status: int
+) -> None:
+    def refuses(fake: FakeOpenAI, sent: dict[str, Any]) -> None:
+        small = sent.get("max_tokens") == 8
+        fake.reply(200 if small else status, completion() if small else {"error": "no"})
+
+    text = text_of(ghost_case(), kind)
+    with serving(refuses) as (port, _):
+        code, said = run(text, port, tmp_path)
+    assert (code, f"Nothing was tested: request r1: {status}" in said) == (3, True), said
+    as_found = {op.id: f"{status} no" for op in ghost_case().operations}
+    with serving(refuses) as (port, _):  # as it was when the failure was found
+        code, said = run(text_of(ghost_case(), kind, observed=as_found), port, tmp_path)
+    assert (code, "Not reproduced" in said) == (0, True), said
+
+
+def test_a_server_that_wants_a_key_tested_nothing(tmp_path: Path) -> None:
+    with serving(lambda fake, sent: fake.reply(401, {"error": "no key"})) as (port, _):
+        code, said = run(text_of(ghost_case(), FindingClass.DEATH), port, tmp_path)
+    assert (code, "Nothing was tested: a small request is not answered" in said) == (3, True), said
+
+
+def test_it_names_what_stands_in(tmp_path: Path) -> None:
+    case = ghost_case()
+    kernels = StandIn(name="kernels", replaces="all kernels, by torch", why="there is no GPU")
+    text = script(finding(case), case, None, settings=[], deadline_s=1.0, stand_ins=[kernels])
+    assert "(qwen2-vl), a stand-in" in text
+    assert "the stand-in kernels replaced all kernels, by torch: there is no GPU." in text
+    assert "needs a GPU" in text
+    assert "needs a GPU" not in text_of(case)
+
+
 def sse(fake: FakeOpenAI, pieces: int, done: bool = True) -> None:
     fake.send_response(200)
     fake.end_headers()
@@ -415,17 +451,21 @@ def test_it_is_python_of_3_9_for_every_kind(kind: FindingClass, concurrent: bool
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in data:
             lines -= (node.end_lineno or 0) - node.lineno + 1
-    assert lines < (335 if concurrent else 240)
+    assert lines < (350 if concurrent else 255)
     assert "127.0.0.1" in text
     assert "--host" not in text
 
 
-def test_the_model_that_it_writes_is_the_tiny_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TINY)
+def test_the_model_that_it_writes_is_the_tiny_one(tmp_path: Path, name: str) -> None:
     file = tmp_path / "reproduce.py"
-    file.write_text(text_of(ghost_case()))
+    case = ghost_case()
+    case.server = SERVER.model_copy(update={"model": name})
+    assert "python3 reproduce.py --write-model ./tiny-model" in server_steps(case, [])
+    file.write_text(text_of(case))
     asked = [sys.executable, "-I", "-S", str(file), "--write-model", str(tmp_path / "m")]
     subprocess.run(asked, check=True, capture_output=True)
-    own = TINY["qwen2-vl"].write(tmp_path)
+    own = TINY[name].write(tmp_path)
     assert {f.name for f in own.iterdir()} == {f.name for f in (tmp_path / "m").iterdir()}
     for f in own.iterdir():
         if f.suffix != ".safetensors":
@@ -440,7 +480,7 @@ def test_the_model_that_it_writes_is_the_tiny_one(tmp_path: Path) -> None:
     for folder in (own, tmp_path / "m"):
         values = np.frombuffer((folder / "model.safetensors").read_bytes()[-200_000:], "<u2")
         deviations.append((values.astype("<u4") << 16).view("<f4").std())
-    assert abs(deviations[0] - deviations[1]) < 0.005
+    assert abs(deviations[0] - deviations[1]) < 0.01
 
 
 def header(file: Path) -> dict[str, Any]:
