@@ -34,7 +34,7 @@ def compose(incident: Incident) -> b.Page:
         title=title(incident),
         badge=badge(incident),
         subject=f"{incident.scenario.name} on {engine_name(incident)}, "
-        f"fidelity {incident.fidelity}",
+        f"fidelity {incident.fidelity}" + (f": {of}" if (of := incident.engine.python_of) else ""),
         warning=warning(incident),
         card=[*_card(incident)],
         counts=[*counts(incident)],
@@ -284,6 +284,8 @@ def context(incident: Incident) -> Iterator[b.Section]:
 def _differences(incident: Incident) -> list[b.Block]:
     meaning = incident.fidelity.words
     blocks: list[b.Block] = [b.p("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}.")]
+    if python_of := incident.engine.python_of:
+        blocks.append(b.p(f"{python_of}: what the compiled files do is that release's."))
     if not incident.stand_ins and incident.diagnosis is None:
         blocks.append(b.p("No stand-in: the engine's code is unmodified."))
     blocks += words.stand_ins(((s, stand_in_use(s)) for s in incident.stand_ins), "in this run")
@@ -524,6 +526,7 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
 
         target = target_rows(incident.diagnosis)
     rows = [("mmrepro", incident.mmrepro_version), *target, ("commit", engine.commit)]
+    rows += [("source", engine.python_of)]
     if wheel := engine.wheel:
         origin = f"{wheel.project}, uploaded {wheel.uploaded}, {wheel.origin}"
         rows += [("wheel", wheel.filename), ("wheel sha256", wheel.sha256)]

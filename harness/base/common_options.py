@@ -42,6 +42,20 @@ ENGINE_NAME = Option(
 )
 VARIANT = Option("Variant of the scenario; see mmrepro show SCENARIO.", "NAME")
 RELEASE = Option("Release of the engine.", "VERSION", shown="the scenario's", names="release")
+SOURCE = Option(
+    "In place of a release: the Python of a checkout (a revision of it), of an unpacked sdist or "
+    "wheel, or of vllm==X.",
+    "DIR[@REV]",
+    name="--source",
+    configurable=False,
+)
+KERNELS = Option(
+    "With --source: the release that lends its compiled files and packages.",
+    "VERSION",
+    shown="the nearest that has a wheel",
+    names="release",
+    configurable=False,
+)
 COMMIT = Option("In place of a release: this commit's wheel, from --index.", "SHA")
 COMMIT_DATE = Option("Resolve the commit's requirements as of then.", "DATE", shown="today")
 INDEX = Option(

@@ -173,6 +173,7 @@ class Fidelity(StrEnum):
     GPU_STAND_IN = "gpu-stand-in"
     CPU = "cpu"
     CPU_STAND_IN = "cpu-stand-in"
+    SOURCE_ON_KERNELS = "source-on-kernels"
     EMULATED_STREAM = "emulated-stream"
     IN_PROCESS = "in-process"
     TEACHING_ENGINE = "teaching-engine"
@@ -192,6 +193,8 @@ _FIDELITIES: Final = {
     "no GPU kernel ran",
     Fidelity.CPU_STAND_IN: "the real engine on a CPU, behind stand-ins that replace its device "
     "operations (listed below)",
+    Fidelity.SOURCE_ON_KERNELS: "the Python of a source tree over another release's compiled CPU "
+    "files, which were not built from it; no GPU kernel ran",
     Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also reorder device "
     "work as a GPU stream would (listed below)",
     Fidelity.IN_PROCESS: "the engine's real classes called in one process, without a server",

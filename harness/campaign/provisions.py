@@ -24,7 +24,7 @@ from mmrepro.base.units import duration, size
 from mmrepro.campaign.schedule import ASSUMED_BUILD_S, Group
 from mmrepro.campaign.trial import Children, TrialOptions, run_options, spawn, variables
 from mmrepro.engines import LaunchPlan
-from mmrepro.engines.environments.build import existing, folder_of
+from mmrepro.engines.environments.build import existing, folder_of, needed_bytes
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.environments.store import list_environments, prune, uv_cache_dir
 from mmrepro.engines.environments.uv import UvFailed, run_uv
@@ -245,7 +245,7 @@ class Provisions:
                 return ""
             if self._bound is not None:
                 busy = frozenset(n for n, count in self._busy.items() if count > 0)
-                if why := self._bound.make_room(spec.disk_bytes, busy):
+                if why := self._bound.make_room(needed_bytes(spec), busy):
                     return why
             self._say(f"fetching {name}" + (" ahead" if nice else ""))
             if why := self._build(spec, nice, within_s):

@@ -15,7 +15,16 @@ from mmrepro.base.errors import (
 )
 from mmrepro.base.machine.streams import Streams
 
-RUN_MODULES = ("PIL", "greenlet", "jinja2", "jsonschema", "referencing", "tokenizers", "uv")
+RUN_MODULES = (
+    "PIL",
+    "greenlet",
+    "jinja2",
+    "jsonschema",
+    "pathspec",
+    "referencing",
+    "tokenizers",
+    "uv",
+)
 """What the extra ``run`` of pyproject.toml installs."""
 DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 

@@ -29,11 +29,13 @@ def ablate(asked: AblateCommand) -> None:
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.console import console_for, emit
+    from mmrepro.cli.sources import released
     from mmrepro.reports.ablation import KIND
     from mmrepro.reports.documents import keep
     from mmrepro.scenario.registry import load_scenario
 
     loaded = load_scenario(asked.scenario).with_variant(asked.variant)
+    asked = released(asked, loaded.engine)
     if asked.dry_run:
         expected = plan(loaded, asked)
         emit(expected) if asked.json else print_plan(expected, console_for(asked))

@@ -70,17 +70,18 @@ def announce(spec: EnvironmentSpec, *, yes: bool) -> None:
         InfrastructureError: the answer is no.
     """
     from mmrepro.base.errors import InfrastructureError
-    from mmrepro.engines.environments.build import existing, folder_of
+    from mmrepro.engines.environments.build import existing, folder_of, needed_bytes
 
     if existing(spec) is not None:
         return
     name = f"{spec.engine} {spec.release or spec.commit[:12]} ({spec.device})"
+    needed = needed_bytes(spec)
     typer.echo(
-        f"{name} is not here yet. Up to {size(spec.disk_bytes)} are downloaded and unpacked into "
+        f"{name} is not here yet. Up to {size(needed)} are downloaded and unpacked into "
         f"{folder_of(spec).parent}, less what uv's cache holds.",
         err=True,
     )
-    asking = spec.disk_bytes > ASK_BYTES and not yes and at_terminal()
+    asking = needed > ASK_BYTES and not yes and at_terminal()
     if asking and not typer.confirm("Download it?", default=True, err=True):
         raise InfrastructureError(
             f"{name} was not downloaded: the answer was no.", hint="--yes downloads without asking"

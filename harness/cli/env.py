@@ -97,6 +97,8 @@ class EnvCreateCommand(Command):
     COMMAND: ClassVar[str] = "env create"
     engine: str = common.ENGINE_NAME("", argument=True, required=True)
     release: str = common.RELEASE("", help="Its release, e.g. 0.23.0.", shown="", argument=True)
+    tree: str = common.SOURCE("")
+    kernels: str = common.KERNELS("")
     commit: str = common.COMMIT("")
     commit_date: str = common.COMMIT_DATE("")
     index: str = common.INDEX("")
@@ -127,10 +129,12 @@ def create(asked: EnvCreateCommand) -> None:
     from mmrepro.base.machine.files import is_folder
     from mmrepro.cli.building import building
     from mmrepro.cli.commits import use_index
+    from mmrepro.cli.sources import released
     from mmrepro.engines import spec_for
     from mmrepro.engines.environments.build import ensure
     from rich.console import Console
 
+    asked = released(asked, asked.engine)
     if asked.commit or asked.index:
         use_index(asked.index, asked.commit, asked.commit_date)
     if not asked.release and not asked.commit:

@@ -63,9 +63,11 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     from mmrepro.campaign.matrix.options import MatrixFile, load
     from mmrepro.campaign.matrix.plan import dry_run_of, night_of, planned_of
     from mmrepro.campaign.matrix.session import begin, unfinished
+    from mmrepro.cli.sources import released
     from mmrepro.failure.documents.ledger import LEDGER_FILE
     from mmrepro.history.ledger import Ledger, read
 
+    asked = released(asked)
     asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
     settings = asked.over(given.matrix)
     folder = settings.out or Path(DEFAULT_OUT)

@@ -27,10 +27,12 @@ def replay(asked: ReplayCommand) -> None:
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
+    from mmrepro.cli.sources import released
     from mmrepro.reports.replay import KIND, origin, write_replay
     from mmrepro.search.replay.known import server_wanted
     from mmrepro.search.replay.session import Replaying, jobs_here
 
+    asked = released(asked, asked.engine)
     named = {"engine": asked.engine} if asked.engine else {}
     asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
     jobs = asked.jobs or (None if asked.ray else jobs_here())
@@ -53,13 +55,14 @@ def fuzz(asked: FuzzCommand) -> None:
 
     Example:  mmrepro fuzz vllm --release 0.23.0 --budget 10m
     """
+    from mmrepro.cli.sources import released
     from mmrepro.reports.documents import keep
     from mmrepro.reports.fuzz import KIND
     from mmrepro.reports.replay import write_replay
     from mmrepro.search.fuzz.server import settled
     from mmrepro.search.fuzz.session import Fuzzing
 
-    asked = settled(asked)
+    asked = settled(released(asked, asked.engine))
     conduct_search(
         asked,
         asked.jobs,

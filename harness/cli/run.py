@@ -26,12 +26,14 @@ def run(asked: RunCommand) -> None:
     from mmrepro.base.errors import UsageError
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import announce, emit
+    from mmrepro.cli.sources import released
     from mmrepro.runs.start import target
     from mmrepro.runs.starter import Starter
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
     chosen = load_scenario(asked.scenario).with_variant(asked.variant)
+    asked = released(asked, chosen.engine)
     if asked.commit or asked.index:
         use_index(asked.index, asked.commit, asked.commit_date)
     repeat = asked.repeat

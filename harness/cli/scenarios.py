@@ -182,6 +182,11 @@ def _notes(newest: Iterable[Newest]) -> Iterable[str]:
     from mmrepro.tools.catalogue.standing import INDEX
 
     for one in newest:
+        if one.kernels:
+            yield (
+                f"{one.engine} {one.release} has no wheel for this device: its Python runs over "
+                f"the kernels of {one.kernels}."
+            )
         if one.says != INDEX:
             yield (
                 f"{one.engine}: {one.why}. Its newest release that is known here, "

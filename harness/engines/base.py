@@ -127,6 +127,8 @@ class Engine(ABC):
     name: ClassVar[str]
     module: ClassVar[str]
     """Its server, as in ``python -m MODULE``."""
+    moved_to: ClassVar[tuple[str, ...]] = ()
+    """Where later releases have it, newest first: what a release has is taken."""
     preload: ClassVar[tuple[str, ...]] = ()
     """What its processes import besides, in any release that mmrepro knows."""
     model_package: ClassVar[str] = ""
@@ -186,6 +188,12 @@ class Engine(ABC):
         """Of a run on ``device`` with nothing replaced."""
         return self.own_fidelity or (Fidelity.GPU if device == "cuda" else Fidelity.CPU)
 
+    def fidelity_in(self, environment: Environment) -> Fidelity:
+        """Of a run in ``environment`` with nothing replaced."""
+        plain = self.fidelity_on(environment.spec.device)
+        mixed = bool(environment.python_of) and plain is Fidelity.CPU
+        return Fidelity.SOURCE_ON_KERNELS if mixed else plain
+
     def recognise(self, signs: Signs) -> list[str]:
         """Why the server with these signs is this engine; empty: nothing says so."""
         reasons = []
@@ -200,6 +208,13 @@ class Engine(ABC):
         if shared := sorted(known & signs.metrics):
             reasons.append(f"its metric {shared[0]}")
         return reasons
+
+    def module_in(self, site_packages: Path) -> str:
+        """Its server in an environment: :attr:`module`, unless that has one of ``moved_to``."""
+        for name in self.moved_to:
+            if site_packages.joinpath(*name.split(".")).with_suffix(".py").is_file():
+                return name
+        return self.module
 
     def contract_watch(self) -> Mitigation | None:
         """What makes the engine hold each step against the prefill contract; None: cannot.
@@ -226,24 +241,25 @@ class Engine(ABC):
         settings = [*(request.gpu if device == "cuda" else hide()), *self.settings(request)]
         patches = (*self.own_patches(request), *request.all_patches)
         env = {s.name: s.value for s in settings if not s.name.startswith("-")}
+        module = self.module_in(request.environment.site_packages)
         arguments = self.command(request)
         for setting in settings:
             if setting.name.startswith("--"):
                 arguments += [setting.name, *([setting.value] if setting.value else [])]
         arguments += request.all_server_args
         return LaunchPlan(
-            argv=[str(request.environment.python), *self.interpreter_args(), *arguments],
+            argv=[str(request.environment.python), *self.interpreter_args(module), *arguments],
             env=env | request.variables(patches),
             settings=settings,
             # Copies: what each run counts of them is written into them.
             stand_ins=[p.stand_in.model_copy() for p in patches],
-            fidelity=lowered(self.fidelity_on(device), patches),
-            entry=Entry(self.module, arguments, self.module_path()),
+            fidelity=lowered(self.fidelity_in(request.environment), patches),
+            entry=Entry(module, arguments, self.module_path()),
             preload=(*self.preload, *self._model_modules(request.model)),
         )
 
-    def interpreter_args(self) -> list[str]:
-        return ["-m", self.module]
+    def interpreter_args(self, module: str) -> list[str]:
+        return ["-m", module]
 
     def module_path(self) -> list[str]:
         """Folders in which ``module`` is, if it is not installed."""

@@ -60,7 +60,7 @@ class MinivllmEngine(Engine):
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return minivllm_spec(release, "cuda" if device == "cuda" else "cpu")
 
-    def interpreter_args(self) -> list[str]:
+    def interpreter_args(self, module: str) -> list[str]:
         # The package is named by its folder: PYTHONPATH is the stand-ins' and other variables'.
         return ["-c", _LAUNCHER, *self.module_path()]
 

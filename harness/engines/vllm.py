@@ -73,6 +73,7 @@ EMULATED_STREAM = Patch(
 class VllmEngine(Engine):
     name: ClassVar[str] = "vllm"
     module: ClassVar[str] = SERVER_MODULE
+    moved_to: ClassVar[tuple[str, ...]] = ("vllm.entrypoints.launchers.api_server.entry",)
     preload: ClassVar[tuple[str, ...]] = (
         "vllm.v1.engine.async_llm",
         "vllm.v1.engine.core",
@@ -145,7 +146,8 @@ class VllmEngine(Engine):
 
     def role_of(self, name: str, cmdline: str) -> str:
         """The first process does not rename itself: it is known by what it was started with."""
-        return "APIServer" if SERVER_MODULE in cmdline else super().role_of(name, cmdline)
+        main = any(module in cmdline for module in (SERVER_MODULE, *self.moved_to))
+        return "APIServer" if main else super().role_of(name, cmdline)
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return vllm_spec(release, "cuda" if device == "cuda" else "cpu")

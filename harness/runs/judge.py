@@ -58,6 +58,8 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
     if doubts:
         told = "; ".join(f"{what}: {reason}" for what, reason in doubts.items())
         outcome, why = Outcome.INCONCLUSIVE, f"the evidence does not belong together: {told}"
+    if facts.misfit:
+        outcome, why = Outcome.INCONCLUSIVE, f"it cannot be tested: {facts.misfit}"
     expected, because = expectation(scenario, facts)
     return Verdict(
         outcome=outcome,
@@ -147,6 +149,7 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
         flips=frozenset(flips) & known,
         gpus=frozenset(gpu.index for gpu in incident.host.gpu_facts if gpu.taken),
         run=_run_of(incident, scenario),
+        misfit=incident.engine.misfit,
     )
 
 
@@ -171,6 +174,7 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
         release=told.release,
         known=known,
         wheel=told.wheel.filename if told.wheel else "",
+        kernels=told.kernels,
         packages=tuple(told.packages),
         command=tuple(told.command),
         began=incident.created,

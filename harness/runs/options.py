@@ -57,6 +57,8 @@ class RunCommand(ScenarioCommand):
 
     COMMAND: ClassVar[str] = "run"
     release: str = common.RELEASE("")
+    tree: str = common.SOURCE("")
+    kernels: str = common.KERNELS("")
     commit: str = common.COMMIT("")
     commit_date: str = common.COMMIT_DATE("")
     """RFC 3339: the commit's requirements are resolved as of then."""

@@ -114,7 +114,7 @@ def execute(
             asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
             server.sampler.stop()
             with journal.stage("verdict"):
-                _judge(spec, journal.incident)
+                _judge(spec, journal.incident, spec.log(journal))
             journal.recorder.phase = "stop"
     return journal.incident
 
@@ -248,7 +248,7 @@ def _note_never_ready(spec: ServerSpec, journal: Journal, error: EngineStartErro
     with journal.stage("probes"):
         asyncio.run(read_log(spec.log(journal), spec.engine, scenario, recorder))
     with journal.stage("verdict"):
-        _judge(spec, journal.incident)
+        _judge(spec, journal.incident, spec.log(journal))
     recorder.phase = "stop"
 
 
@@ -259,8 +259,12 @@ def _interpreter(server: Started, drive: Drive, starter: Starter) -> Interpreter
     return Interpreter(environment.python, {**plan.env, **drive.reproducer_env}, parent)
 
 
-def _judge(spec: ServerSpec, incident: Incident) -> None:
+def _judge(spec: ServerSpec, incident: Incident, log: Path) -> None:
     incident.mitigations = mitigation_table(spec.scenario, spec.options.mitigations)
+    if spec.environment.python_of:
+        from mmrepro.engines.misfit import misfit_in
+
+        incident.engine.misfit = misfit_in(log, spec.environment)
     facts = facts_of(incident, spec.scenario)
     incident.verdict = judge(spec.scenario, incident.evidence, facts)
     note_judged(incident, spec.scenario, facts, spec.environment)

@@ -187,6 +187,9 @@ def note_environment(journal: Journal, environment: Environment) -> None:
     engine = journal.incident.engine
     engine.commit = environment.spec.commit
     engine.wheel = environment.wheel
+    engine.python_of, engine.kernels = environment.python_of, environment.kernels
+    if environment.python_of:
+        journal.recorder.event(environment.python_of, source=BUILD_NOTICE)
     engine.python = environment.python_version
     engine.resolved_until = environment.resolved_until
     engine.packages = environment.packages
@@ -433,13 +436,15 @@ class _Children:
 
 def _failed(started: Started, what: str, code: int | None) -> EngineStartError:
     """The error of a start that ended with ``code``, or that is late (None)."""
+    from mmrepro.engines.misfit import misfit_in
     from mmrepro.engines.starts import explain
 
     engine, release = started.spec.engine, started.spec.environment.spec.release
     log = started.process.log
     found = explain(log, engine, release, code)
+    misfit = misfit_in(log, started.spec.environment)
     return EngineStartError(
-        f"{engine.name} {release} {what}. {found.sentence}".rstrip(),
+        f"{engine.name} {release} {what}. {misfit or found.sentence}".rstrip(),
         hint=f"mmrepro why {log}",
         detail=[*found.lines],
         usage=code == USAGE_CODE,

@@ -203,6 +203,8 @@ class RunFacts:
     """Numbers of the GPUs that the run took, by PCI bus."""
     run: Run | None = None
     """What the run says of itself; its evidence is held against that. None: made-up evidence."""
+    misfit: str = ""
+    """What a source tree asked of another release's compiled files in vain."""
 
     @property
     def version(self) -> Version:

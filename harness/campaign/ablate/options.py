@@ -19,6 +19,8 @@ class AblateCommand(SeveralRuns):
 
     COMMAND: ClassVar[str] = "ablate"
     release: str = common.RELEASE("")
+    tree: str = common.SOURCE("")
+    kernels: str = common.KERNELS("")
     factors: tuple[str, ...] = option(
         (),
         "Only these factors, separated by commas; see mmrepro show SCENARIO.",

@@ -108,6 +108,8 @@ class MatrixRunCommand(Command):
         read=selectors.parse,
         write=",".join,
     )
+    tree: str = common.SOURCE("", help="A column more: the Python of a source tree.")
+    kernels: str = common.KERNELS("")
     device: str | None = common.DEVICE(None, shown="auto")
     mitigation: tuple[str, ...] = common.MITIGATION(
         (), help="none, each (one more cell for each), or a name. May be repeated.", shown="none"

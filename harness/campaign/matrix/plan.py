@@ -27,9 +27,10 @@ from mmrepro.campaign.schedule import (
     groups_of,
 )
 from mmrepro.engines import get_engine, spec_for
-from mmrepro.engines.environments.build import existing
+from mmrepro.engines.environments.build import existing, needed_bytes
 from mmrepro.engines.environments.index import Listed, releases_of
-from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.engines.environments.source import read_tree
+from mmrepro.engines.environments.spec import EnvironmentSpec, TreeLabel
 from mmrepro.failure.documents.ledger import LEDGER_FILE, Cell, Night, NightState, Planned
 from mmrepro.history.ledger import History, read
 from mmrepro.runs.key import gpu_models
@@ -140,7 +141,11 @@ class _Making:
         return get_engine(name).name if name else ""
 
     def _rows(self, group: Rows, scenario: Scenario, text: str, several: bool) -> None:
-        wanted = self.over.releases or group.releases or self.defaults.releases
+        wanted = self.over.releases or group.releases or self.defaults.releases or ()
+        wanted = [one for one in wanted if engine_of(one) in ("", scenario.engine)] or wanted
+        if any(engine_of(one) not in ("", scenario.engine) for one in wanted):
+            self.notes.append(f"{scenario.full_name}: the source tree is of another engine")
+            return
         device = self.over.device or group.device or self.defaults.device or "auto"
         on = device_of(device)
         scenario.read_options(group.option)
@@ -215,6 +220,13 @@ class _Making:
             speaks = one.effective_on.contains(Version(release), prereleases=True)
             if one.name in wanted or (scenario.affects(release) and speaks):
                 yield (one.name,)
+
+
+def engine_of(selector: str) -> str:
+    """Of which engine the source tree is that ``selector`` names; "": it names none. Raises
+    UnknownRelease: it is not in this cache."""
+    label = TreeLabel.of(selector)
+    return read_tree(label.digest).engine if label else ""
 
 
 def ordered(cells: Iterable[Planned]) -> list[Planned]:
@@ -311,7 +323,7 @@ def dry_run(
                 release=group.release,
                 device=group.device,
                 environment="to be fetched first" if needed else "there",
-                download_bytes=spec.disk_bytes if spec is not None and needed else 0,
+                download_bytes=needed_bytes(spec) if spec is not None and needed else 0,
                 seconds=round(sum(c.seconds for c in made) + needed * ASSUMED_BUILD_S, 1),
                 cells=made,
             )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.environments.index import Listed
+from mmrepro.engines.environments.spec import TreeLabel
 from packaging.version import InvalidVersion, Version
 
 OWN, AFFECTED, BOUNDARY, AFTER, NEWEST = "own", "affected", "boundary", "after", "newest"
@@ -67,7 +68,11 @@ def _of(
         return [own]
     low, dots, high = selector.partition("..")
     if selector not in WORDS and not dots:
-        known = not only_listed or any(selector in (one.version, one.base) for one in listing())
+        known = (
+            not only_listed
+            or TreeLabel.of(selector) is not None
+            or any(selector in (one.version, one.base) for one in listing())
+        )
         return [selector] if known else []
     there = list(listing())
     if selector == NEWEST:

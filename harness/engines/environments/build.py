@@ -11,15 +11,18 @@ from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from mmrepro.base.errors import EnvironmentBuildError, NoSpace
+from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnknownRelease
 from mmrepro.base.machine.files import environments_root
+from mmrepro.base.records import Setting
 from mmrepro.engines.environments.resolving import key_salt
 from mmrepro.engines.environments.spec import (
     LOCK_FILE,
+    SPECS,
     USE_FILE,
     Environment,
     EnvironmentSpec,
     Manifest,
+    TreeLabel,
 )
 from mmrepro.engines.environments.store import (
     BUILDING,
@@ -61,6 +64,13 @@ def doubt(spec: EnvironmentSpec) -> str:
     return ""
 
 
+def needed_bytes(spec: EnvironmentSpec) -> int:
+    """What the environment takes unpacked, roughly, with the one that it is to stand on."""
+    lender = SPECS[spec.engine](spec.kernels, spec.device) if spec.kernels else None
+    below = lender.disk_bytes if lender is not None and existing(lender) is None else 0
+    return spec.disk_bytes + below
+
+
 def ensure(
     spec: EnvironmentSpec,
     progress: Progress | None = None,
@@ -93,6 +103,10 @@ def ensure(
     from mmrepro.engines.environments.recipe import Build  # half of this folder: only to build
 
     make: Callable[[EnvironmentSpec, Path, Progress], Build] = Build
+    if spec.tree:
+        from mmrepro.engines.environments.overlay import Overlay
+
+        make = Overlay
     if wheelhouse is not None:
         from mmrepro.engines.environments.wheelhouse.carried import CarriedBuild
 
@@ -113,7 +127,14 @@ def ensure(
             require_space(folder.parent)
             temporary = folder.with_name(f"{BUILDING}{folder.name}-{os.getpid()}")
             try:
-                manifest = make(spec, temporary, say).run()
+                try:
+                    manifest = make(spec, temporary, say).run()
+                except UnknownRelease as unknown:
+                    if make is not Build or spec.project == spec.engine or spec.commit:
+                        raise
+                    from mmrepro.engines.environments.overlay import Overlay
+
+                    manifest = Overlay(spec, temporary, say, unknown).run()
                 temporary.rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -156,6 +177,12 @@ def _environment(
     spec: EnvironmentSpec, folder: Path, manifest: Manifest, *, reused: bool
 ) -> Environment:
     venv = folder / "venv"
+    label = TreeLabel.of(spec.release)
+    python_of = label.words(spec.engine) if label else manifest.python_of
+    notes = manifest.notes
+    if python_of:
+        words = "what the Python files are, and what compiled code they run over"
+        notes = [Setting(name="source", value=python_of, why=words), *notes]
     try:
         (folder / USE_FILE).touch()  # what `prune --older-than` goes by
         (folder / "state").mkdir(exist_ok=True)
@@ -171,6 +198,9 @@ def _environment(
         lock_file=folder / LOCK_FILE,
         spec=spec,
         python_version=manifest.python,
-        notes=manifest.notes,
+        notes=notes,
         reused=reused,
+        python_of=python_of,
+        kernels=manifest.kernels,
+        below=folder.with_name(manifest.below) if manifest.below else None,
     )

@@ -6,11 +6,12 @@ it is in the environment of mmrepro and its children, and in no file, message or
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from html import unescape
@@ -169,6 +170,8 @@ class Listed:
     """As ``--release`` has it; the latest build of it: 0.11.1.post2 stands for 0.11.1."""
     uploaded: datetime | None
     """When the first of its wheels came; None: the index does not say."""
+    kernels: str = field(default="", compare=False)
+    """The release that lends it compiled files: for this device it has no wheel; "": its own."""
 
     @property
     def base(self) -> str:
@@ -191,8 +194,11 @@ class Page(BaseModel):
     files: list[File]
 
 
-def releases_of(spec: EnvironmentSpec) -> list[Listed]:
+def releases_of(spec: EnvironmentSpec, *, upstream: bool = True) -> list[Listed]:
     """The releases of the engine of ``spec``, oldest first, for its device; no pre-releases.
+
+    Where somebody else repackages the engine, its own later releases count as well: their Python
+    runs over the last repackaged kernels (overlay.py). ``upstream`` False leaves them out.
 
     The release of ``spec`` does not matter. An engine that comes with mmrepro has only that one.
     One request for the project's page: to walk from release to release with uv takes 10 s a step
@@ -204,7 +210,15 @@ def releases_of(spec: EnvironmentSpec) -> list[Listed]:
     """
     if spec.version:
         return [Listed(Version(spec.release), spec.release, None)]
-    return fitting(project_page(spec.project), spec.project, interpreters(spec))
+    pythons = interpreters(spec)
+    found = fitting(project_page(spec.project), spec.project, pythons)
+    if upstream and spec.project != spec.engine and found:
+        with contextlib.suppress(UnknownRelease):  # an index of one's own may lack it
+            own = fitting(project_page(spec.engine), spec.engine, pythons)
+            last = found[-1]
+            later = (one for one in own if one.parsed > last.parsed)
+            found += [replace(one, kernels=last.version) for one in later]
+    return found
 
 
 def project_page(project: str) -> Page:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 from mmrepro.base.errors import EnvironmentBuildError, UnloadableWheel
 from mmrepro.base.machine.files import nvidia_driver
@@ -79,12 +80,7 @@ class Build:
         self.folder.mkdir()
         (self.folder / "state").mkdir()
         self._make_venv()
-        self._install_wheel()
-        self._check_link()
-        self._resolve()
-        self._install_packages()
-        self._check_torch()
-        self._write_aliases()
+        self._fill()
         self._check_load()
         manifest = Manifest(
             engine=self.spec.engine,
@@ -105,10 +101,24 @@ class Build:
             build_seconds=round(time.monotonic() - started, 3),
             source=self.source,
             host_packages=self.host_packages,
+            **self._lent(),
         )
         (self.folder / USE_FILE).touch()
         (self.folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n")
         return manifest
+
+    def _fill(self) -> None:
+        """Put into the virtual environment what belongs there."""
+        self._install_wheel()
+        self._check_link()
+        self._resolve()
+        self._install_packages()
+        self._check_torch()
+        self._write_aliases()
+
+    def _lent(self) -> dict[str, Any]:
+        """What the manifest says of another release that this one stands on."""
+        return {}
 
     def _find(self) -> None:
         self.say(f"looking for {self.spec.project} {self.spec.installed}")

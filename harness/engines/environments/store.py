@@ -33,11 +33,14 @@ def lock_path(folder: Path) -> Path:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest; None: no whole environment is there (or one that this version cannot read)."""
+    """The manifest; None: no whole environment is there (or one that this version cannot read, or
+    what it stands on is gone)."""
     try:
-        return Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
+        manifest = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
+    below = manifest.below
+    return manifest if not below or (folder.parent / below / MANIFEST_FILE).is_file() else None
 
 
 def site_packages(venv: Path) -> Path:
@@ -153,6 +156,8 @@ def prune(
     done = Pruned()
     chosen = everything or bool(engine) or bool(names) or older_than_days is not None
     busy = b"\n".join(words for _, words in _processes(root)) if chosen else b""
+    if everything and not dry_run:
+        shutil.rmtree(root.parent / "sources", ignore_errors=True)
 
     def meant(path: Path, manifest: Manifest) -> bool:
         return (
@@ -166,16 +171,19 @@ def prune(
             )
         )
 
-    for path in folders_in(root):
+    there = {path: read_manifest(path) for path in folders_in(root)}
+    bases = {m.below: p.name for p, m in there.items() if m and m.below and not meant(p, m)}
+    for path, manifest in there.items():
         if path.name.startswith((BUILDING, REMOVING)):
             key = path.name.removeprefix(BUILDING).removeprefix(REMOVING).rpartition("-")[0]
             _remove(path, root / key, done, dry_run=dry_run)
         elif not path.name.startswith("."):
-            manifest = read_manifest(path)
             if manifest is None:
                 _remove(path, path, done, dry_run=dry_run)
             elif not meant(path, manifest):
                 continue
+            elif path.name in bases:
+                done.kept.append((path.name, f"{bases[path.name]} stands on it"))
             elif os.fsencode(f"{path}/") in busy:
                 done.kept.append((path.name, IN_USE))
             elif _remove(path, path, done, dry_run=dry_run):

@@ -58,6 +58,14 @@ class EngineFacts(Record):
     release: str
     commit: Annotated[str, Field(description="of the engine, where its wheel is of one")] = ""
     wheel: WheelFacts | None = None
+    python_of: Annotated[
+        str, Field(description="whose Python runs over whose compiled files; empty: one release's")
+    ] = ""
+    kernels: Annotated[str, Field(description="with python_of: release of the compiled files")] = ""
+    misfit: Annotated[
+        str,
+        Field(description="what that Python asks of those files in vain: nothing is tested"),
+    ] = ""
     python: str = ""
     resolved_until: Annotated[str, Field(description="the cutoff date of the resolution")] = ""
     packages: Annotated[list[str], Field(description="name==version of everything resolved")] = []

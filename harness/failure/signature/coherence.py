@@ -87,6 +87,7 @@ class Run:
     Attributes:
         known: the engine and the variant are ones that this mmrepro has; else why not.
         wheel, packages: the file's name; ``name==version`` of all that was resolved.
+        kernels: release of the wheel, where it lends its compiled files to another's Python.
         command: of its server, as a cold start runs it.
         began, ended: of the run; None: not known yet.
         passed: whether the gate was noted to pass; None: there was none.
@@ -102,6 +103,7 @@ class Run:
     release: str
     known: str = ""
     wheel: str = ""
+    kernels: str = ""
     packages: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     began: Moment | None = None
@@ -118,6 +120,11 @@ class Run:
         """Value of the first of these options that the command has; "": none."""
         pairs = pairwise(self.command)
         return next((value for name, value in pairs if name in names), "")
+
+    def of_kernels(self, environment: str) -> bool:
+        """Whether that environment is the one that lends its compiled files and packages."""
+        lender = f"{self.engine.name}-{self.kernels}-"
+        return bool(self.kernels) and environment.startswith(lender)
 
     @property
     def environment(self) -> str:
@@ -152,9 +159,11 @@ def named(evidence: Evidence, run: Run) -> Doubts:
     told = {f"the package {name}": versions[name] for name in own & versions.keys()}
     project, _, rest = run.wheel.partition("-")
     wheel = rest.partition("-")[0]
-    if versions and versions.get(_plain(project), wheel) != wheel:
+    if run.kernels and wheel != run.kernels:
+        yield EVERYTHING, f"the wheel is {run.wheel}, the compiled files are of {run.kernels}"
+    if versions and not run.kernels and versions.get(_plain(project), wheel) != wheel:
         yield EVERYTHING, f"the wheel is {run.wheel}, the packages have another"
-    if _plain(project) in own:
+    if _plain(project) in own and not run.kernels:
         told["the wheel"] = wheel
     if run.environment and run.packages:
         told["the environment"] = run.environment.removeprefix(run.engine.name + "-").split("-")[0]
@@ -173,10 +182,10 @@ def reproduced_here(evidence: Evidence, run: Run) -> Doubts:
     """What the reproducers print is of the environment and the release of the run, and theirs."""
     for one in evidence.reproducers:
         for name, value in one.facts.items():
-            if name == run.engine.name and value != run.release:
+            if name == run.engine.name and value != run.release.partition("+")[0]:
                 yield "reproducers", f"{one.name} ran in {name} {value}, the run in {run.release}"
             for other in ENVIRONMENT.findall(str(value)):
-                if run.environment and other != run.environment:
+                if run.environment and other != run.environment and not run.of_kernels(other):
                     yield "reproducers", f"{one.name} ran in {other}, the run in {run.environment}"
         if one.facts and one.exit_code != 0:
             yield "reproducers", f"{one.name} ended with {one.exit_code} and has results"
@@ -328,7 +337,7 @@ def environments(evidence: Evidence, run: Run) -> Doubts:
     ]
     for kind, text in texts:
         for other in ENVIRONMENT.findall(text):
-            if other != run.environment:
+            if other != run.environment and not run.of_kernels(other):
                 yield kind, f"it is of the environment {other}, the run of {run.environment}"
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from mmrepro.base.errors import EngineStartError, UsageError
+from mmrepro.base.errors import EngineStartError, InfrastructureError, UsageError
 from mmrepro.base.machine.gpu import Choice, leased
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.engines.misfit import misfit_in
 from mmrepro.engines.models import TinyModel, TinyQwen2VL
 from mmrepro.engines.models.tiny import TINY, TinyText
 from mmrepro.failure.documents import EVIDENCE_DIR
@@ -194,6 +195,9 @@ class Player:
             played.causes = list(dict.fromkeys([*named, *error.detail]))
             played.frames = first.frames_of(engine) if first else []
             played.unsent = [op.id for op in case.operations]
+        environment = self._environments[target(scenario, run_options)]
+        if misfit := misfit_in(journal.recorder.dir / "engine.log", environment):
+            raise InfrastructureError(misfit, hint="--kernels RELEASE")
         played.seconds = round(time.monotonic() - began, 2)
         return played
 

@@ -173,6 +173,8 @@ class FuzzCommand(ServerCommand):
     COMMAND: ClassVar[str] = "fuzz"
     engine: str = common.ENGINE_NAME("", argument=True, required=True)
     release: str = common.RELEASE("", shown="the known scenarios' last")
+    tree: str = common.SOURCE("")
+    kernels: str = common.KERNELS("")
     profile: Profile = option(
         Profile.PRESSURE,
         "pressure: small caches and KV; plain: the engine's defaults; text: pressure without "

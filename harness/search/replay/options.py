@@ -22,6 +22,8 @@ class ServerCommand(Command):
 
     engine: str = common.ENGINE_NAME("", group=ENGINE, shown="a case's own")
     release: str = common.RELEASE("", shown="a case's own, else the known scenarios' last")
+    tree: str = common.SOURCE("")
+    kernels: str = common.KERNELS("")
     model: str = common.MODEL(
         "",
         help="Name of a tiny model (qwen2-vl, dots-ocr, qwen3, text), or folder of a model.",

@@ -16,6 +16,7 @@ from typing import Annotated, Final, Literal, TypeVar
 from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.machine.files import read_file
 from mmrepro.base.records import Fidelity, Record, Unfit, parsed
+from mmrepro.engines.environments.spec import TreeLabel
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History
@@ -107,11 +108,12 @@ def _sortable(run: RecordedRun) -> Version:
 
 
 def of_incident(incident: Incident, source: str) -> RecordedRun | None:
-    """None: it reached no verdict, or is of a commit, of a file's scenario or of a live server."""
+    """None: it reached no verdict, or is of a commit, a source tree, a file's scenario or a live
+    server."""
     engine, command = incident.engine, shlex.split(incident.command)
     if incident.verdict is None or command[:2] != ["mmrepro", "run"] or "--commit" in command:
         return None
-    if ".py" in "".join(command[2:3]):
+    if ".py" in "".join(command[2:3]) or TreeLabel.of(engine.release):
         return None
     applied = [m for m in incident.mitigations if m.applied]
     return RecordedRun(
@@ -134,7 +136,8 @@ def of_history(history: History, source: str) -> Iterator[RecordedRun]:
     for night in history.nights:
         for attempt in night.attempts:
             cell = night.cells[attempt.cell]
-            if attempt.outcome is None or cell.commit or cell.scenario.endswith(".py"):
+            unreleased = cell.commit or TreeLabel.of(cell.release)
+            if attempt.outcome is None or unreleased or cell.scenario.endswith(".py"):
                 continue
             yield RecordedRun(
                 scenario=cell.scenario,

@@ -135,6 +135,9 @@ class Newest(Record):
     release: Annotated[str, Field(description="empty: none is known")]
     says: Annotated[str, Field(description="index, or recorded runs where that was not asked")]
     why: Annotated[str, Field(description="why the index did not say")] = ""
+    kernels: Annotated[
+        str, Field(description="release whose compiled files it runs over here; empty: its own")
+    ] = ""
 
 
 class Standing(Record):
@@ -168,7 +171,9 @@ def newest_of(
     try:
         there = listing(spec_for(engine, release))
         if there:
-            return Newest(engine=engine, release=there[-1].version, says=INDEX)
+            last = there[-1]
+            made = Newest(engine=engine, release=last.version, says=INDEX)
+            return made.model_copy(update={"kernels": last.kernels})
         why = "The package index lists no release for this machine"
     except MmreproError as error:
         why = error.message.rstrip(".")
