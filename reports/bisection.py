@@ -165,9 +165,10 @@ def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     """Its name, its verdict, and its runs, such as ``2 × reproduced``."""
     found = Counter(words.attempt(run, "no verdict") for run in point.runs)
     runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
+    name = f"{point.label} {one_line(point.subject, 60)}".strip()
     if point.verdict is None:
-        return point.label, "not run", runs
-    return point.label, b.toned(*LOOKS[point.verdict][:2]), runs
+        return name, "not run", runs
+    return name, b.toned(*LOOKS[point.verdict][:2]), runs
 
 
 def _runs(bisection: Bisection) -> list[b.Block]:

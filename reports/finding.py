@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from mmrepro.base.errors import UsageError
 from mmrepro.base.units import duration
 from mmrepro.failure.documents.finding import LoadedFinding, load
 from mmrepro.failure.documents.replay import Finding, Replay
@@ -14,7 +15,7 @@ from mmrepro.reports import (
     words,
 )
 from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Kind
-from mmrepro.reports.replay_script import script
+from mmrepro.reports.replay_script import script, upstream_test
 from mmrepro.traffic.case.model import CASE_FILE, SCRIPT_FILE, Case, Image
 from mmrepro.traffic.case.typed import in_order, server_steps
 
@@ -47,6 +48,21 @@ def script_of(loaded: LoadedFinding) -> str:
         deadline_s=loaded.replay.deadline_s,
         project=project(loaded.replay),
         stand_ins=loaded.replay.stand_ins,
+    )
+
+
+def upstream_test_of(loaded: LoadedFinding, checked: str = "") -> str:
+    """The text of a test for the engine's own tree. Raises as ``upstream_test``, and UsageError:
+    the finding has no case."""
+    if loaded.case is None:
+        raise UsageError(f"{loaded.finding.id} has no case that a test could send.")
+    return upstream_test(
+        loaded.finding,
+        loaded.case,
+        loaded.folder,
+        settings=loaded.replay.settings,
+        deadline_s=loaded.replay.deadline_s,
+        checked=checked,
     )
 
 

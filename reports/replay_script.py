@@ -1,6 +1,7 @@
-"""``reproduce.py``: a case as a script that needs Python and a server, and nothing of mmrepro.
+"""A case as a file without mmrepro: ``reproduce.py``, and a test for an engine's own tree.
 
-It starts nothing and talks to 127.0.0.1 only; the reader starts the server, by the command in it.
+The script starts nothing and talks to 127.0.0.1 only; the reader starts the server, by the command
+in it. The test starts the engine's server as the engine's own tests do.
 """
 
 import ast
@@ -9,6 +10,7 @@ import io
 import json
 import lzma
 import pprint
+import re
 import tempfile
 import textwrap
 import zlib
@@ -18,14 +20,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
+from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Setting, StandIn
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.documents.replay import Finding
+from mmrepro.failure.documents.replay import Finding, FindingClass
 from mmrepro.traffic.case.bodies import opened, wire
 from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import IMAGES_DIR, LEAVE_S, Case, Content, Noise, Operation
-from mmrepro.traffic.case.typed import in_order, server_steps
+from mmrepro.traffic.case.model import (
+    IMAGES_DIR,
+    LEAVE_S,
+    SCRIPT_FILE,
+    Case,
+    Content,
+    Noise,
+    Operation,
+)
+from mmrepro.traffic.case.typed import CPU_OPTIONS, in_order, server_options, server_steps
 from mmrepro.traffic.drive import Picture
 
 INLINE_BYTES: Final = 512 << 10
@@ -44,6 +55,8 @@ _PROMISES: Final = (
     "prompt-tokens",
 )
 """Of what breaks the protocol: what a script cannot see by one answer's form."""
+_TESTED: Final = ("vllm", "sglang")
+"""Engines whose own tests start servers in a known manner."""
 _ABSENT: Final = {
     "hang": "every request was answered",
     "death": "the server lives",
@@ -73,6 +86,88 @@ def script(
     Raises:
         UsageError: a picture's file is missing.
     """
+    facts = _facts(finding, case, folder, deadline_s)
+    kind = finding.finding_class.value
+    more = {
+        "commands": server_steps(case, settings, project),
+        "stand_ins": [*_stand_in_lines(case, stand_ins)],
+        "absent": _ABSENT.get(kind, "every answer is as expected"),
+        "elsewhere": f"Whether it shows ({kind}) is judged by: mmrepro replay case.json",
+    }
+    return _filled("reproduce.py.j2", **facts, **more)
+
+
+def upstream_test(
+    finding: Finding,
+    case: Case,
+    folder: Path | None,
+    *,
+    settings: list[Setting],
+    deadline_s: float | None,
+    checked: str = "",
+) -> str:
+    """A test file in the engine's own manner, which fails where the finding is.
+
+    That of vLLM is for a folder two below ``tests``, whose ``utils.py`` has ``RemoteOpenAIServer``
+    (as in November 2026); that of SGLang uses ``sglang.test.test_utils``, which is in its wheel.
+
+    Args:
+        checked: where it was run, and what came of it: sentences.
+
+    Raises:
+        UsageError: the engine's tests have no such manner, the class says nothing that a test could
+            compare, the model is not one that a file can hold, or a picture is missing.
+    """
+    kind, engine, name = finding.finding_class, case.server.engine, finding.server.label
+    if engine not in _TESTED:
+        raise UsageError(
+            f"An upstream test is written for {' and '.join(_TESTED)}, not for {engine}.",
+            hint=f"python3 {SCRIPT_FILE}, beside the finding",
+        )
+    if not case.operations and kind is not FindingClass.START_FAILURE:
+        raise UsageError(f"{finding.id} has no requests that a test could send.")
+    if kind.value in UNTOLD and not finding.expectations:
+        raise UsageError(
+            f"A test has nothing to compare for {kind}: {name} is judged by whole replays.",
+            hint="mmrepro replay case.json",
+        )
+    facts = _facts(finding, case, folder, deadline_s)
+    if not facts["model"]:
+        raise UsageError(
+            f"The model {one_line(case.server.model, 80)} cannot be written by a test.",
+            hint="mmrepro replay case.json --model qwen2-vl",
+        )
+    length = {"vllm": "--max-model-len", "sglang": "--context-length"}[engine]
+    given = [length, str(case.server.max_model_len), *server_options(settings, [length])]
+    given, on_cpu = _parted(given, CPU_OPTIONS.get(engine, ()))
+    more = {
+        "engine": engine,
+        "checked": textwrap.fill(_comment(checked or "It was not run."), WIDTH),
+        "arguments": literal([*given, *case.server.args]),
+        # popen_launch_server gives --device by itself.
+        "cpu_arguments": literal(on_cpu) if on_cpu else "",
+        "variables": literal(case.server.env) if case.server.env else "",
+        "name": re.sub(r"[^a-z0-9]+", "_", kind.expected.partition(",")[0].lower()).strip("_"),
+        "canary": kind.value in ("canary", "death", "failing"),
+    }
+    return _filled("upstream_test.py.j2", **facts, **more)
+
+
+def _parted(words: list[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """``words`` without those options and their values; and these, but for ``--device``."""
+    parts: tuple[list[str], list[str], list[str]] = ([], [], [])
+    place = 0
+    for word in words:
+        if word.startswith("--"):
+            place = 2 if word == "--device" else 1 if word in options else 0
+        parts[place].append(word)
+    return parts[0], parts[1]
+
+
+def _facts(
+    finding: Finding, case: Case, folder: Path | None, deadline_s: float | None
+) -> dict[str, Any]:
+    """What all files of a case are filled with."""
     made = pictures(case, folder)
     urls = {picture.data_url: name for name, picture in made.items()}
     concurrent = not in_order(case)
@@ -96,40 +191,40 @@ def script(
     by_itself = kind != "protocol" or finding.bucket.rpartition("/")[2] not in _PROMISES
     said = f"{finding.observation}. Expected: {finding.expectation}."
     random = "; its texts and images are random ones" if case.origin.anonymised else ""
-    fill = partial(
-        _template().render,
-        title=_comment(f"{finding.title}."),
-        said=textwrap.fill(_comment(said), WIDTH),
-        commands=server_steps(case, settings, project),
-        stand_ins=[*_stand_in_lines(case, stand_ins)],
-        as_found=literal(as_found) if as_found else "",
-        note=_comment(f"Made by mmrepro {__version__}{random}."),
-        kind=kind,
-        untold=UNTOLD if by_itself else (*UNTOLD, kind),
-        absent=_ABSENT.get(kind, "every answer is as expected"),
-        elsewhere=f"Whether it shows ({kind}) is judged by: mmrepro replay case.json",
-        deadline=max(LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
-        requests=literal(requests),
-        common=literal(common) if common else "",
-        concurrent=concurrent,
-        streaming=any(opened(op).stream for op in case.operations),
-        leaving=any(op.leave for op in case.operations),
-        clocked=any(LEAVE_S.match(op.leave) for op in case.operations),
-        valued=any(op.values for op in case.operations),
-        raw=any("raw" in one for one in requests),
-        named=any("model" in one for one in requests),
-        marker=MODEL,
-        images=literal({name: tuple(facts) for name, facts in images.items()}) if images else "",
-        image_kinds="By name: " + "; ".join(_KINDS[kind] for kind in sorted(kinds)) + ".",
-        noise="noise" in kinds,
-        blocks="blocks" in kinds,
-        inline="bytes" in kinds,
-        files="file" in kinds,
-        pixels=bool(kinds & {"noise", "blocks"}),
-        expectations=literal(told) if told else "",
-        model=model[0] if model else "",
-        weights=model[1] if model else "",
-    )
+    return {
+        "title": _comment(f"{finding.title}."),
+        "said": textwrap.fill(_comment(said), WIDTH),
+        "as_found": literal(as_found) if as_found else "",
+        "note": _comment(f"Made by mmrepro {__version__}{random}."),
+        "kind": kind,
+        "untold": UNTOLD if by_itself else (*UNTOLD, kind),
+        "deadline": max(LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
+        "requests": literal(requests),
+        "common": literal(common) if common else "",
+        "concurrent": concurrent,
+        "streaming": any(opened(op).stream for op in case.operations),
+        "leaving": any(op.leave for op in case.operations),
+        "clocked": any(LEAVE_S.match(op.leave) for op in case.operations),
+        "valued": any(op.values for op in case.operations),
+        "raw": any("raw" in one for one in requests),
+        "named": any("model" in one for one in requests),
+        "marker": MODEL,
+        "images": literal({name: tuple(facts) for name, facts in images.items()}) if images else "",
+        "image_kinds": "By name: " + "; ".join(_KINDS[kind] for kind in sorted(kinds)) + ".",
+        "noise": "noise" in kinds,
+        "blocks": "blocks" in kinds,
+        "inline": "bytes" in kinds,
+        "files": "file" in kinds,
+        "pixels": bool(kinds & {"noise", "blocks"}),
+        "expectations": literal(told) if told else "",
+        "model": model[0] if model else "",
+        "weights": model[1] if model else "",
+    }
+
+
+def _filled(template: str, **facts: Any) -> str:
+    """The file, with the modules imported that it uses."""
+    fill = partial(_templates().get_template(template).render, **facts)
     used = {name.id for name in ast.walk(ast.parse(fill(imports=()))) if isinstance(name, ast.Name)}
     text: str = fill(imports=[module for module in _MODULES if module.partition(".")[0] in used])
     return text
@@ -160,7 +255,7 @@ def _body(
 
 _MODULES: Final = (
     *("argparse", "base64", "http.client", "json", "os", "pathlib", "socket", "struct", "sys"),
-    *("threading", "time", "zlib"),
+    *("tempfile", "threading", "time", "unittest", "zlib"),
 )
 """That a script may use, as it imports them."""
 
@@ -327,14 +422,13 @@ def _comment(text: str) -> str:
 
 
 @cache
-def _template() -> Any:
+def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(  # noqa: S701 - Python is written, not HTML
+    return Environment(  # noqa: S701 - Python is written, not HTML
         loader=PackageLoader("mmrepro.reports", "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("reproduce.py.j2")

@@ -161,6 +161,12 @@ class RunTimeout(MmreproError):
     exit_code = ExitCode.INCONCLUSIVE
 
 
+class NotConfirmed(MmreproError):
+    """A test that was written for a finding does not tell the two sides apart."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
 class NoPair(MmreproError):
     """The collision search went through all its images and found no pair."""
 

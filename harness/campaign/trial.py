@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.machine.files import Device
 from mmrepro.base.machine.host import die_with_parent
-from mmrepro.base.options import ONLY_ARGUMENTS
+from mmrepro.base.options import ONLY_ARGUMENTS, Command
 from mmrepro.base.records import Moment
 from mmrepro.base.units import duration
 from mmrepro.failure.documents import INCIDENT_FILE, Incident
@@ -126,6 +126,39 @@ BUILD_S = 1800.0
 LAST_WORDS = 2000
 
 
+class Making(Protocol):
+    """How a cell is run, and what became of it. Can be pickled."""
+
+    @property
+    def file(self) -> str:
+        """The document that a run leaves in its folder."""
+
+    @property
+    def starts(self) -> int:
+        """Servers that one run may start one after another; each may take the time limit."""
+
+    def command(self, cell: Cell, options: TrialOptions) -> Command:
+        """The options of the command that runs ``cell``."""
+
+    def outcome(self, folder: Path, code: int | None, words: str) -> dict[str, object]:
+        """The part of an attempt that says what became of it, by what is in ``folder``; ``code``
+        and ``words``: as of :func:`outcome_of`."""
+
+
+@dataclass(frozen=True)
+class ByRun:
+    """A scenario, by ``mmrepro run``."""
+
+    file: str = INCIDENT_FILE
+    starts: int = 1
+
+    def command(self, cell: Cell, options: TrialOptions) -> RunCommand:
+        return run_options(cell, options)
+
+    def outcome(self, folder: Path, code: int | None, words: str) -> dict[str, object]:
+        return outcome_of(incident_in(folder), code, words)
+
+
 @dataclass(frozen=True)
 class TrialOptions:
     """What is the same for all cells."""
@@ -138,6 +171,7 @@ class TrialOptions:
     """More variables for the run."""
     commit_dates: Mapping[str, str] = field(default_factory=dict)
     """When each commit was made, RFC 3339: its requirements are resolved as of then."""
+    making: Making = field(default_factory=ByRun)
 
 
 def variables(options: TrialOptions) -> dict[str, str]:
@@ -201,8 +235,9 @@ class Trials:
             KeyboardInterrupt: :meth:`stop` was called; the folder holds a partial incident.
         """
         began, created = time.monotonic(), Moment.now()
-        made = run_options(cell, self.options)
-        code, words = self._child(made, folder, cell)
+        making = self.options.making
+        made = making.command(cell, self.options)
+        code, words = self._child(made, folder)
         if self._children.stopped:
             raise KeyboardInterrupt
         attempt = Attempt(
@@ -214,25 +249,26 @@ class Trials:
             seconds=round(time.monotonic() - began, 2),
             machine=self.options.machine,
             command=made.command_line(),
-            incident=str(folder.relative_to(root)) if (folder / INCIDENT_FILE).is_file() else "",
+            incident=str(folder.relative_to(root)) if (folder / making.file).is_file() else "",
         )
-        return attempt.model_copy(update=outcome_of(incident_in(folder), code, words))
+        return attempt.model_copy(update=making.outcome(folder, code, words))
 
     def stop(self) -> None:
         """End all runs in progress; those that come later are not started."""
         self._children.stop()
 
-    def _child(self, made: RunCommand, folder: Path, cell: Cell) -> tuple[int | None, str]:
+    def _child(self, made: Command, folder: Path) -> tuple[int | None, str]:
         """Exit code (None: too late, and killed) and the last words on stderr."""
         arguments = made.argv(out=folder, json=True)
+        limit_s = BUILD_S + self.options.making.starts * self.options.timeout_s
         start = partial(spawn, arguments, variables(self.options), stderr=subprocess.PIPE)
         with self._children.running(start) as child:
             try:
-                _, errors = child.communicate(timeout=BUILD_S + made.timeout_s)
+                _, errors = child.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.communicate()
-                return None, f"it did not end within {duration(BUILD_S + made.timeout_s)}"
+                return None, f"it did not end within {duration(limit_s)}"
         return child.returncode, errors.decode("utf-8", "replace")[-LAST_WORDS:].strip()
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     gc.set_threshold(100_000)
     streams = Streams()
     try:
-        code = streams.settle(_run(streams))
+        code = streams.settle(_for_git(_run(streams)))
     except KeyboardInterrupt:  # a second Ctrl-C, while the first one was handled
         code = ExitCode.INTERRUPTED
     sys.exit(code)
@@ -62,6 +62,14 @@ def _run(streams: Streams) -> int:
         if streams.lost:
             return ExitCode.INFRASTRUCTURE
         return _refused(error) if isinstance(error, OSError) else _foreign(error)
+
+
+def _for_git(code: int) -> int:
+    """The exit code of the command that ``git bisect run`` calls: all from 1 to 127 but 125 means a
+    bad commit there, and an error of the command is none."""
+    if sys.argv[1:2] != ["bisect-run"] or code in (0, 1, 125) or code > 127:
+        return code
+    return 128
 
 
 def _refused(error: OSError) -> int:

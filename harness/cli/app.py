@@ -26,6 +26,7 @@ COMMANDS = {
     "fuzz": ("replay:fuzz", "Look for failures that nobody has reported."),
     "ablate": ("ablate:ablate", "Find out which setting is the cause."),
     "bisect": ("bisect:bisect", "Find the release that brought or fixed a failure."),
+    "bisect-run": ("bisect:bisect_run", "Test one source tree, for git bisect run."),
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),
     "accept": ("accept:accept", "Try all that only this machine can show."),
     "resume": ("incidents:resume", "Continue the campaign in a folder."),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 from mmrepro.base.errors import ExitCode
-from mmrepro.campaign.bisect.options import BisectCommand
+from mmrepro.base.options import declared
+from mmrepro.campaign.bisect.options import BisectCommand, BisectRunCommand
 from mmrepro.cli.options import command
+from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE
 
 if TYPE_CHECKING:
     from mmrepro.campaign.bisect.plan import BisectionPlan
     from mmrepro.failure.documents.searches import Bisection
+    from mmrepro.scenario import Scenario
+    from mmrepro.search.replay.bisected import Subject
     from rich.console import Console
 
 
@@ -20,22 +26,23 @@ if TYPE_CHECKING:
 def bisect(asked: BisectCommand) -> None:
     """Find the release (or commit) that introduced a failure, or the one that fixed it.
 
-    Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the last
-    release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
+    SCENARIO is a scenario, a case.json, or a finding: its folder, or f1 for that of the newest
+    replay. Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the
+    last release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
 
-    Example:  mmrepro bisect ghost-key-eviction --find both
+    Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """
     from mmrepro.campaign.bisect.plan import field_of, plan
     from mmrepro.campaign.bisect.session import Bisecting
-    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.campaign.trial import ByRun, TrialOptions
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import console_for, emit
     from mmrepro.reports.bisection import KIND
     from mmrepro.reports.documents import keep
-    from mmrepro.scenario.registry import load_scenario
+    from mmrepro.search.replay.bisected import BisectingCase
 
-    loaded = load_scenario(asked.scenario).with_variant(asked.variant)
+    case, loaded = _what(asked)
     if asked.by == "commit":
         use_index(asked.index)
     field = field_of(loaded, asked)
@@ -43,11 +50,17 @@ def bisect(asked: BisectCommand) -> None:
         expected = plan(loaded, asked, field)
         emit(expected) if asked.json else print_plan(expected, console_for(asked))
         return
-    running = Bisecting(loaded, asked, field, write=partial(keep, KIND))
+    asked = replace(asked, **field.ends)
+    write = partial(keep, KIND)
+    if case is not None:
+        running: Bisecting = BisectingCase(case, asked, field, write=write)
+    else:
+        running = Bisecting(loaded, asked, field, write=write)
     trials = TrialOptions(
         timeout_s=asked.run.timeout_s,
         start_mode=asked.run.start_mode,
         commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
+        making=running.making if isinstance(running, BisectingCase) else ByRun(),
     )
     made = carry_out(
         running,
@@ -59,6 +72,72 @@ def bisect(asked: BisectCommand) -> None:
         budget_s=asked.budget_s,
     )
     raise typer.Exit(exit_code(made))
+
+
+@command(BisectRunCommand)
+def bisect_run(asked: BisectRunCommand) -> None:
+    """Test one source tree, for git bisect run.
+
+    Exit codes are git's: 0 the failure is not there; 1 it is; 125 the tree cannot be tested, or
+    fails otherwise; 128 or more the bisection stops: a wrong command line, or a fault of this
+    machine. With --find fixed 0 and 1 change places.
+
+    Example:  git bisect run mmrepro bisect-run ghost-key-eviction
+    """
+    import tempfile
+    from contextlib import ExitStack
+
+    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.campaign.bisect.once import tested
+    from mmrepro.campaign.trial import ByRun
+    from mmrepro.cli.console import emit
+    from mmrepro.failure.documents.folder import prepared
+
+    case, loaded = _what(asked)
+    with ExitStack() as kept:
+        if asked.out is None:
+            root = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="mmrepro-bisect-")))
+        else:
+            root = prepared(asked.out)
+        if case is not None:
+            asked = replace(asked, scenario=case.name)
+        making = case.making(root / CASE_DIR) if case is not None else ByRun()
+        made = tested(loaded, asked, making, root)
+    if asked.json:
+        emit(made)
+    elif asked.quiet:
+        typer.echo(made.verdict.upper())
+    else:
+        called = f": {made.term}" if made.term else ""
+        typer.echo(one_line(f"{made.words}: {made.verdict}; {made.why}", 400))
+        typer.echo(f"exit code {made.exit_code} for git bisect{called or ': skip'}")
+    raise typer.Exit(made.exit_code)
+
+
+def _what(asked: Any) -> tuple[Subject | None, Scenario]:
+    """The case that is meant, if it is one, and the scenario, or what stands for one.
+
+    Raises:
+        UsageError: no such case; or an option that only a scenario has.
+    """
+    from mmrepro.base.errors import UsageError
+    from mmrepro.scenario.registry import load_scenario
+    from mmrepro.search.replay.bisected import subject
+
+    case = subject(asked.scenario)
+    if case is None:
+        return None, load_scenario(asked.scenario).with_variant(asked.variant)
+    own = ("variant", "mitigations", "options", "server_args")
+    names = {one.field: one.name for one in declared(type(asked))}
+    for name in own:
+        if getattr(asked, name):
+            raise UsageError(
+                f"{names[name]} is for scenarios: a case has its server's options in it.",
+                hint=f"change the server in {case.folder / CASE_FILE}",
+            )
+    if getattr(asked, "ray", ""):
+        raise UsageError("A case is replayed on this machine: --ray is for scenarios.")
+    return case, case.scenario
 
 
 def print_plan(expected: BisectionPlan, console: Console) -> None:

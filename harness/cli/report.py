@@ -44,7 +44,8 @@ def page_of(place: Path) -> Path:
 # ---------------------------------------------------------------- mmrepro report, mmrepro schema
 
 
-FORMATS = ("text", "md", "html", "json", "junit", "issue")
+UPSTREAM = "upstream-test"
+FORMATS = ("text", "md", "html", "json", "junit", "issue", UPSTREAM)
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,34 @@ class ReportCommand(Command):
     )
     format: str = option(
         "md",
-        "What to print on stdout; text: the end screen; issue: the engine's own bug-report form.",
+        "What to print on stdout; text: the end screen; issue: the engine's own bug-report form; "
+        "upstream-test: a finding as a test for the engine's own tree, once it was run.",
         group=OUTPUT,
         choices=FORMATS,
     )
     full: bool = common.FULL(False, help="Print every section on the terminal.")
+    good: str = option(
+        "",
+        "For upstream-test: a release without the failure, where the test is to pass.",
+        "VERSION",
+        OUTPUT,
+        names="release",
+        configurable=False,
+    )
+    run: bool = option(
+        True,
+        "For upstream-test: run it before it is printed, where the finding is and on --good.",
+        group=OUTPUT,
+        name="--run/--no-run",
+        configurable=False,
+    )
+
+    def __post_init__(self) -> None:
+        if self.format != UPSTREAM and (self.good or not self.run):
+            raise UsageError(
+                "--good and --no-run are for --format upstream-test.",
+                hint=f"mmrepro report DIR --format {UPSTREAM} --good VERSION",
+            )
 
 
 @command(ReportCommand)
@@ -81,6 +105,8 @@ def report(asked: ReportCommand) -> None:
         return
     if asked.format == "issue":
         text = _issue(kind, loaded, asked.incident)
+    elif asked.format == UPSTREAM:
+        text = _upstream(asked, loaded)
     else:
         place = asked.incident
         text = render(kind, loaded, asked.format, place if place.is_dir() else place.parent)
@@ -121,14 +147,47 @@ def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
     )
 
 
-def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
+def _of_one(findings: list[Path], name: str, folder: Path, format: str = "issue") -> UsageError:
     from mmrepro.base.errors import UsageError
 
     first = findings[0] if findings else folder / "f1"
+    what = "An issue" if format == "issue" else "A test"
     return UsageError(
-        f"An issue is of one finding, and {name} may have several.",
-        hint=f"mmrepro report {first} --format issue",
+        f"{what} is of one finding, and {name} may have several.",
+        hint=f"mmrepro report {first} --format {format}",
     )
+
+
+def _upstream(asked: ReportCommand, loaded: object) -> str:
+    """The test, run where it is to fail and where it is to pass.
+
+    Raises:
+        UsageError: ``loaded`` is no finding, or one of which no test can be written.
+        NotConfirmed: it does not tell the two sides apart.
+    """
+    from functools import partial
+
+    from mmrepro.failure.documents.finding import LoadedFinding
+    from mmrepro.failure.documents.public import public
+    from mmrepro.failure.documents.replay import Replay
+    from mmrepro.reports.finding import upstream_test_of
+    from mmrepro.search.replay.upstream import confirmed
+
+    if isinstance(loaded, Replay):
+        folders = [asked.incident / finding.folder for finding in loaded.findings]
+        raise _of_one(folders, "a replay", asked.incident, UPSTREAM)
+    if not isinstance(loaded, LoadedFinding):
+        raise UsageError(
+            "A test is written for a finding of mmrepro replay or fuzz.",
+            hint=f"mmrepro report f1 --format {UPSTREAM}",
+        )
+    with public(loaded) as shown:
+        if not asked.run:
+            return upstream_test_of(shown)
+        finding = shown.finding
+        say = partial(typer.echo, err=True)
+        write = partial(upstream_test_of, shown)
+        return confirmed(write, finding.finding_class, finding.server, asked.good, say)
 
 
 DOCUMENTS = {

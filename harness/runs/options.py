@@ -20,6 +20,9 @@ class StartMode(StrEnum):
     WARM = "warm"
 
 
+NOT_OF_ONE_RUN = {"origins", "full", "json", "quiet", "verbose", "out", "repeat"}
+
+
 @dataclass(frozen=True)
 class NamedScenario(Command):
     """A scenario as the user typed it: a name or a file. NAME:VARIANT is both at once."""
@@ -49,6 +52,13 @@ class ScenarioCommand(NamedScenario):
     json: bool = common.JSON(False)
     quiet: bool = common.QUIET(False)
     verbose: bool = common.VERBOSE(False)
+
+    @property
+    def run(self) -> RunCommand:
+        """The options that all of its runs have."""
+        own = {one.name for one in fields(self)} - NOT_OF_ONE_RUN
+        same = [one.name for one in fields(RunCommand) if one.name in own]
+        return RunCommand(**{name: getattr(self, name) for name in same})
 
 
 @dataclass(frozen=True)
@@ -86,9 +96,6 @@ class RunCommand(ScenarioCommand):
         return replace(self, out=self.out / f"run-{number}" if self.out else None)
 
 
-NOT_OF_ONE_RUN = {"origins", "full", "json", "quiet", "verbose", "out", "repeat"}
-
-
 @dataclass(frozen=True)
 class SeveralRuns(ScenarioCommand):
     """Options of a command that makes runs of one scenario."""
@@ -99,10 +106,3 @@ class SeveralRuns(ScenarioCommand):
     events: str = common.EVENTS("")
     dry_run: bool = common.DRY_RUN(False)
     out: Path | None = common.OUT(None)
-
-    @property
-    def run(self) -> RunCommand:
-        """The options that all of its runs have."""
-        own = {one.name for one in fields(self)} - NOT_OF_ONE_RUN
-        same = [one.name for one in fields(RunCommand) if one.name in own]
-        return RunCommand(**{name: getattr(self, name) for name in same})

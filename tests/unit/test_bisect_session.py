@@ -201,7 +201,7 @@ def test_infrastructure_is_tried_twice_and_an_unloadable_wheel_once(tmp_path: Pa
     assert exit_code(bisection) == 3
     point = bisection.point("0.24.0")
     assert point is not None
-    assert point.why == "its wheel cannot be loaded here: it broke"
+    assert point.why == "it cannot be loaded here: it broke"
 
 
 def test_inconclusive_is_untestable(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_bad_lists_name_the_line(tmp_path: Path, text: str, words: str) -> None:
 def test_options_are_checked() -> None:
     for change, words in (
         ({"confidence": 1.0}, "no probability|not a probability"),
-        ({"by": "commit"}, "needs the list"),
+        ({"by": "commit"}, "needs the commits"),
         ({"commits": Path("x")}, "--by commit"),
         ({"resume": True}, "--resume needs the folder"),
     ):

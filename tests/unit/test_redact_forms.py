@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import random
 import re
@@ -321,6 +322,17 @@ def test_what_a_name_says(name: str, told: Secrecy) -> None:
 )
 def test_what_is_not_opaque(text: str) -> None:
     assert not is_opaque(text)
+
+
+@examples(50)
+@given(st.integers(0, 2**64))
+def test_the_release_of_a_source_tree_stays(seed: int) -> None:
+    """Else a ledger could not name it, and a report not say what was run."""
+    digits = hashlib.sha256(str(seed).encode()).hexdigest()
+    release = f"0.33.1.dev{seed % 99}+g{digits[:9]}.d3.src{digits[9:21]}.on.0.33.0"
+    cell = f"ghost-key-eviction-{release.replace('+', '-')}-cpu-{digits[-8:]}"
+    for text in (release, cell, f"vllm-0.33.1-src{digits[9:21]}-cpu-{digits[-8:]}"):
+        assert redacted(text) == text
 
 
 @examples(100)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import LIMITS, option
 from mmrepro.campaign.bisect.search import Direction
 from mmrepro.failure.documents.searches import By, Find
-from mmrepro.runs.options import SeveralRuns
+from mmrepro.runs.options import ScenarioCommand, SeveralRuns
 
 
 def read_repeat(text: str) -> int | None:
@@ -28,9 +28,20 @@ class BisectCommand(SeveralRuns):
 
     COMMAND: ClassVar[str] = "bisect"
     find: Find = option("both", "Where the failure came in, where it was fixed, or both.")
-    good: str = option("", "Search no further than this one.", "VERSION")
-    bad: str = option("", "Start from this one.", "VERSION", shown="the scenario's release")
-    by: By = option("release", "Releases of the package index, or a list of commits.")
+    good: str = option("", "Search no further than this one.", "VERSION|REV")
+    bad: str = option("", "Start from this one.", "VERSION|REV", shown="the scenario's release")
+    by: By = option(
+        "release",
+        "Releases of the package index, or commits: of a clone (--source), or of a list.",
+        shown="commit with --source, else release",
+    )
+    clone: Path | None = common.SOURCE(
+        None,
+        help="A git clone of the engine: the commits of its --first-parent line, each as Python "
+        "over the compiled files of a release. After --: only commits that change these paths.",
+        metavar="DIR",
+    )
+    over: str = common.KERNELS("", name="--kernels")
     commits: Path | None = option(
         None, "Lines SHA [DATE] [SUBJECT], as git log prints them.", "FILE"
     )
@@ -56,6 +67,8 @@ class BisectCommand(SeveralRuns):
     )
     resume: bool = common.RESUME(False, help="Continue what is in --out; no run is repeated.")
     out: Path | None = common.OUT(None, shown="bisections/…")
+    child: tuple[str, ...] = ()
+    """What follows --: paths."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,15 +79,50 @@ class BisectCommand(SeveralRuns):
                 f"--confidence {self.confidence:g} is not a probability from 0.5 to below 1.",
                 hint="--confidence 0.95",
             )
-        if self.by == "commit" and self.commits is None:
+        if self.clone is not None:
+            if self.commits is not None:
+                raise UsageError("--source and --commits both say which commits: give one of them.")
+            if self.ray:
+                raise UsageError("The trees of --source are read on this machine, without --ray.")
+            object.__setattr__(self, "by", "commit")
+        elif self.child:
+            raise UsageError("Paths after -- are for --source DIR.", hint="--source DIR -- PATH")
+        if self.by == "commit" and self.commits is None and self.clone is None:
             raise UsageError(
-                "--by commit needs the list of commits.",
-                hint="git log --format='%H %cI %s' GOOD..BAD > commits.txt, then: --commits "
-                "commits.txt",
+                "--by commit needs the commits: a clone, or a list of them.",
+                hint="--source DIR; or git log --format='%H %cI %s' GOOD..BAD > commits.txt, then: "
+                "--commits commits.txt",
             )
         if self.by == "release" and self.commits is not None:
             raise UsageError("--commits is for --by commit.", hint="add --by commit")
 
+    def argv(self, **changed: Any) -> list[str]:
+        return [*super().argv(**changed), *(["--", *self.child] if self.child else [])]
+
     @property
     def directions(self) -> tuple[Direction, ...]:
         return ("introduced", "fixed") if self.find == "both" else (self.find,)
+
+
+@dataclass(frozen=True)
+class BisectRunCommand(ScenarioCommand):
+    """Options of ``mmrepro bisect-run``: one tree, one verdict."""
+
+    COMMAND: ClassVar[str] = "bisect-run"
+    source: str = common.SOURCE(".", help="The tree that is tested.")
+    over: str = common.KERNELS("", name="--kernels")
+    find: Literal["", "introduced", "fixed"] = option(
+        "",
+        "Which change is searched for; fixed swaps the exit codes 0 and 1.",
+        shown="introduced; fixed where git bisect's term for the new is fixed",
+    )
+    mitigations: tuple[str, ...] = common.MITIGATION(())
+    options: tuple[str, ...] = common.OPTION(())
+    repeat: int = common.REPEAT(1, help="Number of runs; one that shows the failure is enough.")
+    keep_environments: bool = option(
+        False,
+        "Keep the environment that was made for this tree.",
+        group=LIMITS,
+        name="--keep-environments/--no-keep-environments",
+    )
+    out: Path | None = common.OUT(None, shown="nothing is kept")

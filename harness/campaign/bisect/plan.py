@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import Device, device_of, read_file
@@ -41,6 +41,12 @@ class Field:
     oldest: int
     newest: int
     device: Device
+    merges: Mapping[str, int] = field(default_factory=dict)
+    """Commit: how many it merged, for those of a clone that are merges."""
+    notes: tuple[str, ...] = ()
+    """On how the points were chosen."""
+    ends: Mapping[str, Any] = field(default_factory=dict)
+    """Of a clone: the options ``good`` and ``bad`` as commits, whatever a branch comes to be."""
 
     def far(self, direction: Direction) -> int:
         return self.oldest if direction == "introduced" else self.newest
@@ -59,6 +65,8 @@ def field_of(
         MmreproError: the package index cannot be asked.
     """
     device = device_of(options.run.device)
+    if options.clone is not None and listed is None:
+        return _of_clone(options.clone, scenario, options, device)
     points = list(listed) if listed is not None else points_of(scenario, options)
     if not points:
         raise UsageError("There is no release or commit to run.", hint="mmrepro show SCENARIO")
@@ -80,6 +88,26 @@ def field_of(
     return Field(points, bad, oldest, newest, device)
 
 
+def _of_clone(clone: Path, scenario: Scenario, options: BisectCommand, device: Device) -> Field:
+    from mmrepro.campaign.bisect.clone import history
+
+    found = history(
+        clone,
+        scenario.engine,
+        options.find,
+        good=options.good,
+        bad=options.bad,
+        paths=options.child,
+        release=scenario.release,
+    )
+    last = len(found.points) - 1
+    ends = {"bad": found.points[found.bad].commit}
+    good = {"introduced": 0, "fixed": last}.get(options.find)
+    if good is not None:
+        ends["good"] = found.points[good].commit
+    return Field(found.points, found.bad, 0, last, device, found.merges, tuple(found.notes), ends)
+
+
 def points_of(scenario: Scenario, options: BisectCommand) -> list[Point]:
     """All releases of the index for this machine, or the commits of the list, oldest first."""
     if options.commits is not None:
@@ -98,6 +126,8 @@ def points_of(scenario: Scenario, options: BisectCommand) -> list[Point]:
 
 
 def cell_at(point: Point, scenario: Scenario, options: BisectCommand, device: Device) -> Cell:
+    if options.clone is not None:  # its tree is a release of its own, once it was read
+        return cell_of(scenario, options.run, device, release=point.release)
     release = "" if point.commit else point.release
     return cell_of(scenario, options.run, device, release=release, commit=point.commit)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrepro.base.errors import MmreproError, UnwritableOutput, UsageError
-from mmrepro.base.records import Fidelity
+from mmrepro.base.records import Fidelity, Moment
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field, cell_at
 from mmrepro.campaign.bisect.search import Board, Direction, Found, SearchOptions, search, start
@@ -19,6 +19,7 @@ from mmrepro.campaign.search import CellSearch
 from mmrepro.campaign.work import Began, Order
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.build import existing
+from mmrepro.engines.environments.source import resolve
 from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.engines.environments.store import prune
 from mmrepro.failure.documents.ledger import Attempt, Lost, Role
@@ -36,7 +37,7 @@ from mmrepro.scenario import Scenario
 
 LOST_WORDS = {
     Lost.INFRASTRUCTURE: "infrastructure",
-    Lost.UNLOADABLE: "its wheel cannot be loaded here",
+    Lost.UNLOADABLE: "it cannot be loaded here",
     Lost.TIMEOUT: "it did not end in time",
     Lost.USAGE: "it cannot be run",
 }
@@ -119,6 +120,9 @@ def _explain(bisection: Bisection, direction: Direction, found: Found, side: Sid
     kind = bisection.by
     if found.bad is None or found.beyond is None:
         return "; ".join(found.notes) or "nothing could be told"
+    first = found.bad if direction == "introduced" else found.beyond
+    if subject := bisection.points[first].subject:
+        names[first] += f" ({subject})"
     bad, beyond = names[found.bad], names[found.beyond]
     if side.one_of:
         what = "bad" if direction == "introduced" else "good"
@@ -185,6 +189,11 @@ VERDICTS = {
     Outcome.DIFFERENT_FAILURE: PointVerdict.OTHER,
 }
 """What a run says of its point; others say nothing."""
+NOT_BUILT = (
+    "compiled code is not built: the Python of each commit runs over the compiled files of a "
+    "release, so that a change of compiled code alone is not seen"
+)
+"""Of the commits of a clone."""
 ONCE_MORE = (Lost.INFRASTRUCTURE, Lost.TIMEOUT)
 """Tried again, once; an unloadable wheel stays one."""
 
@@ -214,9 +223,12 @@ class Bisecting(CellSearch[Bisection]):
         super().__init__(scenario, options, field.device, write, options.find)
         self.dates = {point.commit: point.uploaded for point in field.points if point.commit}
         found = [cell_at(point, scenario, options, field.device) for point in field.points]
-        self._cells, self.start = found, found[field.bad]
+        self._cells = found
         self.cells = {cell.id: cell for cell in found}
         self._numbers = {cell.id: number for number, cell in enumerate(found)}
+        self._unreadable: dict[int, str] = {}
+        self._read(field.bad)
+        self.start = found[field.bad]
         self._asked: Counter[int] = Counter()
         self._bad: int | None = None
         self._notes: list[str] = []
@@ -253,7 +265,7 @@ class Bisecting(CellSearch[Bisection]):
         board = replace(self._board, made=self._board.made if first else 0)
         found = None if self._bad is None else self._outward(board, self._bad, direction)
         side = side_of(self.document, direction, found, self._notes, board.made)
-        side.notes += self._declared_failure(found)
+        side.notes += [*self._declared_failure(found), *self._merged(found)]
         if direction == "introduced":
             self.document.introduced = side
         else:
@@ -271,6 +283,21 @@ class Bisecting(CellSearch[Bisection]):
         mitigations = frozenset(self.options.run.mitigations)
         outcome, why = self.scenario.expected(release, mitigations)
         return [f"the scenario says of it: {why}"] if outcome is Outcome.DIFFERENT_FAILURE else []
+
+    def _merged(self, found: Found | None) -> list[str]:
+        """How to search what a merge brought, where the boundary is one."""
+        if found is None or found.conclusion is not SideConclusion.FOUND:
+            return []
+        fixed = found.direction == "fixed"
+        number = found.beyond if fixed else found.bad
+        commit = self.field.points[number].commit if number is not None else ""
+        if not (count := self.field.merges.get(commit)):
+            return []
+        ends = {"bad": f"{commit}^1", "good": f"{commit}^2"}
+        if not fixed:
+            ends = {"good": f"{commit}^1", "bad": f"{commit}^2"}
+        command = self.command(find=found.direction, **ends)
+        return [f"{commit[:12]} is a merge of {count} commits; to search them: {command}"]
 
     def _outward(self, board: Board, bad: int, direction: Direction) -> Found:
         """As far as the bound that was given, or beyond it where that one has the failure, too."""
@@ -298,11 +325,46 @@ class Bisecting(CellSearch[Bisection]):
         point = self.field.points[number]
         self._asked[number] += 1
         what = point.commit[:12] or point.name
-        attempt = self.attempt(Began(self._cells[number].id, self._asked[number], role, what))
+        if why := self._read(number):
+            attempt = self._unread(number, role, why)
+        else:
+            attempt = self.attempt(Began(self._cells[number].id, self._asked[number], role, what))
         point.runs = sorted([*point.runs, attempt], key=lambda run: run.index)
         self._note(number, attempt)
         self.write()
         return attempt
+
+    def _read(self, number: int) -> str:
+        """Read the tree of a clone's commit, once: by its content it is a release. Why it cannot be
+        run; "": it can."""
+        point, clone = self.field.points[number], self.options.clone
+        if clone is not None and not point.release and number not in self._unreadable:
+            try:
+                point.release = resolve(
+                    f"{clone}@{point.commit}",
+                    kernels=self.options.over,
+                    device=self.field.device,
+                    engine=self.scenario.engine,
+                ).release
+            except MmreproError as error:
+                self._unreadable[number] = error.message
+            cell = cell_at(point, self.scenario, self.options, self.field.device)
+            self._cells[number] = self.cells[cell.id] = cell
+            self._numbers[cell.id] = number
+        return self._unreadable.get(number, "")
+
+    def _unread(self, number: int, role: Role, why: str) -> Attempt:
+        """A run that was none: its tree cannot be read."""
+        return Attempt(
+            night=self.night,
+            cell=self._cells[number].id,
+            index=self._asked[number],
+            role=role,
+            created=Moment.now(),
+            seconds=0.0,
+            lost=Lost.UNLOADABLE,
+            error=why,
+        )
 
     def _note(self, number: int, attempt: Attempt) -> None:
         point = self.field.points[number]
@@ -327,6 +389,8 @@ class Bisecting(CellSearch[Bisection]):
         """Drop what was fetched for this."""
         self._tidy()
         self.document.limits = limits(self.document)
+        if self.options.clone is not None:
+            self.document.limits += [*self.field.notes, NOT_BUILT]
 
     # ------------------------------------------------------------------ environments
 
@@ -339,13 +403,15 @@ class Bisecting(CellSearch[Bisection]):
 
     def _spec(self, number: int) -> EnvironmentSpec:
         point, device = self.field.points[number], self.field.device
-        if not point.commit:
+        if not point.commit or self.options.clone is not None:
             return spec_for(self.scenario.engine, point.release, device)
         return spec_for(self.scenario.engine, "", device, commit=point.commit, date=point.uploaded)
 
     def _announce(self, numbers: Sequence[int]) -> None:
         """One of these may be next: its environment is fetched while a run is in progress."""
         for number in numbers:
+            if self._read(number):
+                continue
             if self._asked[number] or (self._cells[number].id, 1) in self.done:
                 continue
             if not self._is_there(number):

@@ -236,7 +236,7 @@ def _content(place: Path, name: str) -> bytes:
     return read_file(path, MAX_BYTES)
 
 
-def _git(place: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+def git(place: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     """Ask git; nothing is written, no program of the tree's settings is run.
 
     Raises:
@@ -268,7 +268,7 @@ def _names(listed: bytes) -> list[str]:
 def _tracked(place: Path) -> bool:
     """Whether git knows ``place``: an unpacked sdist may lie in somebody's checkout."""
     try:
-        tracked = _names(_git(place, "ls-files", "-z", "--", "."))
+        tracked = _names(git(place, "ls-files", "-z", "--", "."))
     except UsageError:
         if (place / ".git").exists():
             raise
@@ -277,13 +277,13 @@ def _tracked(place: Path) -> bool:
 
 
 def _work_tree(place: Path) -> _Files:
-    listed = _names(_git(place, "ls-files", "-coz", "--exclude-standard", "--", "."))
+    listed = _names(git(place, "ls-files", "-coz", "--exclude-standard", "--", "."))
     names = [name for name in dict.fromkeys(listed) if (place / name).is_file()]
     try:
-        changed = _names(_git(place, "diff", "--name-only", "--relative", "-z", "HEAD", "--", "."))
+        changed = _names(git(place, "diff", "--name-only", "--relative", "-z", "HEAD", "--", "."))
     except UsageError:  # no commit yet
         return _Files(names, lambda name: _content(place, name))
-    new = _names(_git(place, "ls-files", "-oz", "--exclude-standard", "--", "."))
+    new = _names(git(place, "ls-files", "-oz", "--exclude-standard", "--", "."))
     files = _commit_facts(place, "HEAD")
     files.names, files.read = names, lambda name: _content(place, name)
     files.dirty = sorted({*changed, *new})
@@ -294,7 +294,7 @@ def _commit(place: Path, rev: str) -> _Files:
     """One revision, read from git's objects: neither the work tree nor the index is touched."""
     files = _commit_facts(place, rev)
     blobs: dict[str, str] = {}
-    for line in _names(_git(place, "ls-tree", "-rz", files.rev, "--", ".")):
+    for line in _names(git(place, "ls-tree", "-rz", files.rev, "--", ".")):
         about, _, name = line.partition("\t")
         mode, kind, sha = about.split()
         if kind == "blob" and mode != "120000":
@@ -303,7 +303,7 @@ def _commit(place: Path, rev: str) -> _Files:
     packages = tuple(f"{top}{engine}/" for top in PLACES for engine in SPECS)
     wanted = {n: s for n, s in wanted.items() if n.startswith(packages) or BESIDE.fullmatch(n)}
     asked = "".join(f"{sha}\n" for sha in wanted.values()).encode()
-    answer, contents, at = _git(place, "cat-file", "--batch", stdin=asked), {}, 0
+    answer, contents, at = git(place, "cat-file", "--batch", stdin=asked), {}, 0
     for name in wanted:
         end = answer.index(b"\n", at)
         size = int(answer[at:end].split()[2])
@@ -315,11 +315,11 @@ def _commit(place: Path, rev: str) -> _Files:
 
 def _commit_facts(place: Path, rev: str) -> _Files:
     """What a commit says of itself, without its files."""
-    asked = _git(place, "rev-parse", "--verify", "--end-of-options", f"{rev}^{{commit}}")
+    asked = git(place, "rev-parse", "--verify", "--end-of-options", f"{rev}^{{commit}}")
     sha = asked.decode().strip()
-    made = _git(place, "show", "-s", "--format=%cI", sha).decode().strip()
+    made = git(place, "show", "-s", "--format=%cI", sha).decode().strip()
     try:
-        described = _git(place, "describe", "--tags", "--long", "--match", "v[0-9]*", sha)
+        described = git(place, "describe", "--tags", "--long", "--match", "v[0-9]*", sha)
     except UsageError:  # it has no tag
         described = b""
     day = datetime.fromisoformat(made)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrepro.base.errors import UsageError, did_you_mean
+from mmrepro.base.errors import BadIncident, UsageError, did_you_mean
 from mmrepro.base.machine.files import is_file, is_folder
 from mmrepro.failure.documents.head import (
     CAMPAIGN_FILES,
@@ -21,13 +22,16 @@ from mmrepro.failure.documents.head import (
     record_folders,
 )
 from mmrepro.failure.documents.model import INCIDENT_FILE
-from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE
+from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, Fuzz, Replay
+from mmrepro.failure.documents.stored import DocumentT, load_document
 from mmrepro.traffic.case.model import CASE_FILE
 
 ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
 """Where commands put incidents by default."""
 LAST = "last"
 LISTS = "mmrepro incidents"
+FINDING = re.compile(r"[fF][1-9]\d{0,5}")
+"""Ids of findings: f1 of a replay, F1 of a fuzz session."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ def place(given: Path, kind: str) -> Path:
     if os.path.lexists(given) or os.sep in word:
         return _finding(given) if kind == "finding" else given
     rows, _ = here()
+    if kind in ("finding", "record") and FINDING.fullmatch(word):
+        return _called(word, rows)
     what = {"incident": "incident", "finding": "replay"}.get(kind, "campaign")
     what = "incident or campaign" if kind == "record" else what
     if word == LAST:
@@ -158,6 +164,29 @@ def _last(rows: Sequence[Here]) -> Here:
 def _created(one: Here) -> float:
     head = one.of.head
     return head.created.wall.timestamp() if head else 0.0
+
+
+def _called(word: str, rows: Sequence[Here]) -> Path:
+    """The folder of finding ``word`` (f1 of a replay, F1 of a fuzz session) of the newest campaign
+    that has such a one. Raises UsageError: none has."""
+    searches = [one for one in rows if _fits(one, "finding")]
+    for one in sorted(searches, key=_created, reverse=True):
+        if word[0] == "F":
+            document = _read(Fuzz, one.folder / FUZZ_FILE)
+            places = {found.id: found.folder for found in document.found} if document else {}
+        else:
+            replay = _read(Replay, one.folder / REPLAY_FILE)
+            places = {found.id: found.folder for found in replay.findings} if replay else {}
+        if places.get(word):
+            return one.folder / places[word]
+    raise UsageError(f"No replay or fuzz session here has a finding {word}.", hint=LISTS)
+
+
+def _read(kind: type[DocumentT], file: Path) -> DocumentT | None:
+    try:
+        return load_document(file.parent, file.name, kind)
+    except BadIncident:
+        return None
 
 
 def _finding(folder: Path) -> Path:

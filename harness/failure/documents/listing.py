@@ -227,6 +227,8 @@ def resume_words(folder: Path) -> list[str]:
         else:
             # Documents have ~ in place of the home folder.
             words.append(str(Path(word).expanduser()) if word.startswith("~") else word)
-    if named:
-        return [*words, "--resume", str(folder)]
-    return [*words, "--out", str(folder), *(["--resume"] if kind[0] != "ablate" else [])]
+    at = words.index("--") if "--" in words else len(words)
+    more = ["--resume", str(folder)] if named else ["--out", str(folder)]
+    if not named and kind[0] != "ablate":
+        more.append("--resume")
+    return [*words[:at], *more, *words[at:]]

@@ -91,6 +91,8 @@ class Point(Record):
         """A release; of a commit its first digits, with the version that its wheel has."""
         if not self.commit:
             return self.name
+        if ".src" in self.release:  # of a source tree: it names the commit as well
+            return self.commit[:12]
         return f"{self.commit[:12]} ({self.release})" if self.release else self.commit[:12]
 
 

@@ -18,6 +18,8 @@ from mmrepro.base.records import Record
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 CASE_FILE = "case.json"
+CASE_DIR = "case"
+"""Below a bisection's folder: the case that its runs replay."""
 SCRIPT_FILE = "reproduce.py"
 CASE_VERSION: Final = 2
 """A case of version 1 is one of version 2 without what an operation may have since: it is read as

@@ -12,6 +12,13 @@ from mmrepro.engines.models.tiny import TINY
 from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case
 
 MODEL_DIR: Final = "./tiny-model"
+CPU_OPTIONS: Final = {
+    "sglang": (
+        *("--device", "--attention-backend", "--mm-attention-backend"),
+        "--disable-overlap-schedule",
+    )
+}
+"""Options that mmrepro gives a server because there is no GPU."""
 
 
 def in_order(case: Case) -> bool:

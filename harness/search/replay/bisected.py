@@ -1,0 +1,261 @@
+"""A case, or a finding, as what a bisection runs at each point: ``mmrepro replay`` without
+shrinking, and whether the same failure is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mmrepro.base.errors import BadIncident, ExitCode, UsageError
+from mmrepro.base.machine.files import is_file, is_folder
+from mmrepro.campaign.bisect.options import BisectCommand
+from mmrepro.campaign.bisect.plan import Field
+from mmrepro.campaign.bisect.session import Bisecting
+from mmrepro.campaign.trial import TrialOptions, incident_in
+from mmrepro.campaign.work import Began
+from mmrepro.failure.documents import INCIDENT_FILE, Incident
+from mmrepro.failure.documents.finding import load as load_finding
+from mmrepro.failure.documents.here import FINDING, LAST, names, place
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
+from mmrepro.failure.documents.replay import (
+    REPLAY_FILE,
+    VERDICTS_FILE,
+    Finding,
+    FindingClass,
+    Replay,
+)
+from mmrepro.failure.documents.searches import Bisection
+from mmrepro.failure.documents.stored import load_document
+from mmrepro.failure.signature import Outcome, Truth
+from mmrepro.runs.options import RunCommand
+from mmrepro.runs.play.player import replayed
+from mmrepro.scenario import Scenario
+from mmrepro.scenario.registry import scenario_names
+from mmrepro.search.oracle.judged import alike
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.search.replay.pursue import COMPARED, LOUD
+from mmrepro.search.replay.store import PLAYS_DIR, VERDICTS, Ended
+from mmrepro.traffic.case.files import case_digest, read_case, read_contents, write_case
+from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE, Case
+
+NOT_SERVED = ("401", "403", "404", "405", "501")
+"""Statuses of a release that has no such endpoint: a request so answered tested nothing."""
+STARTS = 14
+"""Servers that one replay without shrinking starts, about, at most."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A case that is to be bisected.
+
+    Attributes:
+        place: where it lies; a command takes it.
+        folder: that its images lie below.
+        finding: None: the case alone is known, and the failure is what it shows where it is bad.
+    """
+
+    place: Path
+    case: Case
+    folder: Path
+    finding: Finding | None = None
+
+    @property
+    def name(self) -> str:
+        return f"case-{case_digest(self.case)[:8]}"
+
+    @property
+    def title(self) -> str:
+        requests = len(self.case.operations)
+        said = f"{requests} request{'s' * (requests != 1)} of {self.place.name}"
+        return self.finding.title if self.finding else f"{self.case.server.label}: {said}"
+
+    @property
+    def scenario(self) -> Scenario:
+        """What stands for it where a scenario is wanted: its engine, its release, its model."""
+        plain, _ = replayed(self.case.server, RunCommand())
+        doc = f"{self.title}.\n\nWhat: the requests of a case are sent to a fresh server."
+        members: dict[str, Any] = {
+            "__doc__": doc,
+            "name": self.name,
+            "affects": lambda _self, _release: False,  # nobody has declared anything
+        }
+        made: Scenario = type("Bisected", (type(plain),), members)()
+        return made
+
+    def making(self, folder: Path) -> ByReplay:
+        """How it is run, from the copy that is written into ``folder``. Raises UsageError: an image
+        is missing; UnwritableOutput."""
+        write_case(self.case, folder, read_contents(self.case, self.folder))
+        one = self.finding
+        if one is None:
+            return ByReplay(folder / CASE_FILE)
+        return ByReplay(folder / CASE_FILE, one.bucket, one.known or "", dict(one.observed))
+
+
+def subject(word: str) -> Subject | None:
+    """The case or finding that ``word`` names; None: it is a scenario's name, or its file.
+
+    A case is a file or a folder with one. A finding is its folder, its id (f1: of the newest replay
+    that has such a one), or the replay's number, id or ``last``.
+
+    Raises:
+        UsageError: it is a case that cannot be read, a replay of several findings, or no finding.
+    """
+    if word in scenario_names() or word.endswith(".py"):
+        return None
+    path = Path(word)
+    there = is_folder(path) or (path.suffix == ".json" and is_file(path))
+    named = FINDING.fullmatch(word) or word.isdecimal() or word == LAST
+    if not (there or named or path.suffix == ".json" or word in names("finding")):
+        return None
+    found = place(path, "finding")
+    try:
+        loaded = load_finding(found)
+    except BadIncident:
+        case, folder = read_case(found)
+        return Subject(found, _with_requests(case, found), folder)
+    if loaded.case is None or loaded.folder is None:
+        raise UsageError(f"{found} has no case that could be sent.")
+    # The images of a finding's case lie in its own folder.
+    return Subject(found, _with_requests(loaded.case, found), loaded.folder, loaded.finding)
+
+
+def _with_requests(case: Case, place: Path) -> Case:
+    if not case.operations:
+        raise UsageError(f"{place} has no request that could be sent.")
+    return case
+
+
+@dataclass
+class ByReplay:
+    """Runs of a case, by ``mmrepro replay``.
+
+    Attributes:
+        bucket: of the failure; "": what a run shows first is it.
+        known: the scenario that the failure is known as; "": none.
+        observed: what came of each request where the failure was, as ``Finding.observed`` has it.
+    """
+
+    case: Path
+    bucket: str = ""
+    known: str = ""
+    observed: Mapping[str, str] = field(default_factory=dict)
+    file: str = REPLAY_FILE
+    starts: int = STARTS
+
+    def command(self, cell: Cell, options: TrialOptions) -> ReplayCommand:
+        return ReplayCommand(
+            file=self.case,
+            release=cell.release,
+            shrink=False,
+            repeat=1,
+            timeout_s=options.timeout_s,
+            start_mode=options.start_mode,
+        )
+
+    def outcome(self, folder: Path, code: int | None, words: str) -> dict[str, object]:
+        """What the replay in ``folder`` says of the failure."""
+        try:
+            replay = load_document(folder, REPLAY_FILE, Replay)
+        except BadIncident:
+            kind = Lost.USAGE if code == ExitCode.USAGE else Lost.INFRASTRUCTURE
+            return {"lost": kind, "error": words or f"mmrepro replay ended with {code}"}
+        if replay.state != "complete":
+            return {"lost": Lost.INFRASTRUCTURE, "error": replay.failure or words}
+        shown = self._shown(replay)
+        buckets = [shown[0]] if shown else []
+        buckets += [f.bucket for f in replay.findings]
+        told: dict[str, object] = {
+            "fidelity": replay.fidelity,
+            "start_mode": replay.start_mode,
+            "conditions": dict.fromkeys(buckets, Truth.MET),
+        }
+        if shown is not None:
+            return {**told, "outcome": Outcome.REPRODUCED, "explanation": shown[1]}
+        starts = [f for f in replay.findings if f.finding_class is FindingClass.START_FAILURE]
+        if starts:
+            return {**told, "lost": Lost.INFRASTRUCTURE, "error": starts[0].observation}
+        outcome, why = self._without(replay, answers_in(folder))
+        return {**told, "outcome": outcome, "explanation": why}
+
+    def _shown(self, replay: Replay) -> tuple[str, str] | None:
+        """The failure as the replay shows it, its bucket and a sentence; None: it does not."""
+        for one in replay.findings:
+            known = bool(self.known) and one.known == self.known
+            if known or (alike(one.bucket, self.bucket) if self.bucket else _starts(one)):
+                rate = f"{one.rate.failed} of {one.rate.plays} attempts"
+                return one.bucket, f"{one.observation} ({rate})"
+        for seen in replay.unconfirmed:
+            if self.bucket and alike(seen.bucket, self.bucket):
+                return seen.bucket, f"{seen.said.rstrip('.')} (once, and not again)"
+        return None
+
+    def _without(self, replay: Replay, answers: Mapping[str, str]) -> tuple[Outcome, str]:
+        """The outcome of a replay that does not show the failure, and why."""
+        for op, answer in answers.items():
+            if answer in NOT_SERVED and not self.observed.get(op, "").startswith(answer):
+                return Outcome.INCONCLUSIVE, f"{op} got {answer}: nothing was tested"
+        if other := next((f for f in replay.findings if f.finding_class in LOUD), None):
+            said = f"another failure: {other.finding_class}, {other.observation}"
+            return Outcome.DIFFERENT_FAILURE, said
+        if any(f"/{one}" in f"/{self.bucket}" for one in COMPARED) and replay.unseen:
+            return Outcome.INCONCLUSIVE, replay.unseen[0]
+        refused = [f"{op} got {answer}" for op, answer in answers.items() if answer[:1] == "4"]
+        said = f"{len(replay.plays)} server starts show nothing of it"
+        return Outcome.NOT_REPRODUCED, "; ".join([said, *refused[:3]])
+
+
+def _starts(finding: Finding) -> bool:
+    """Whether it may be what a case is about of which nothing else is known."""
+    return finding.confirmed and finding.finding_class is not FindingClass.START_FAILURE
+
+
+def answers_in(folder: Path) -> dict[str, str]:
+    """What came of each request in the first attempt of the replay in ``folder``: its status,
+    stuck, left, unsent or broken; {}: nothing can be read."""
+    try:
+        lines = (folder / VERDICTS_FILE).read_bytes().splitlines()
+        read = (VERDICTS.lines.validate_json(line) for line in lines)
+        whole = (one for one in read if isinstance(one, Ended) and one.how == "whole")
+        return dict(next(whole).seen.answers)
+    except (OSError, ValueError, StopIteration):
+        return {}
+
+
+class BisectingCase(Bisecting):
+    """A bisection of a case: its runs are replays."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        options: BisectCommand,
+        field: Field,
+        *,
+        write: Callable[[Bisection, Path], object],
+    ) -> None:
+        self.subject = subject
+        named = replace(options, scenario=subject.name)
+        super().__init__(subject.scenario, named, field, write=write)
+        self.making = subject.making(self.folder / CASE_DIR)
+
+    def command(self, **changed: Any) -> str:
+        """By the case's place: the name is of this bisection only."""
+        return super().command(**{"scenario": os.fspath(self.subject.place), **changed})
+
+    def attempt(self, want: Began) -> Attempt:
+        """Of a case alone, the first run that shows a failure says which one is looked for."""
+        attempt = super().attempt(want)
+        if attempt.outcome is Outcome.REPRODUCED and not self.making.bucket:
+            self.making.bucket = next(iter(attempt.conditions))
+            self.making.observed = answers_in(self.folder / attempt.incident)
+        return attempt
+
+    def incident(self, attempt: Attempt) -> Incident | None:
+        """Of the first server that the replay started."""
+        if not attempt.incident:
+            return None
+        made = sorted((self.folder / attempt.incident / PLAYS_DIR).glob(f"*/{INCIDENT_FILE}"))
+        return incident_in(made[0].parent) if made else None
