@@ -38,6 +38,8 @@ PAGES = {
     "new": "first-scenario.md",
     "env": "wheelhouse.md",
     "warm": "start-modes.md",
+    "bisect-run": "bisect.md",
+    "mcp": "maintainers.md",
     "resume": "troubleshooting.md",
     "incidents": "options.md",
     "open": "options.md",

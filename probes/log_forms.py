@@ -173,7 +173,7 @@ def seconds(time: str, near: datetime = UNKNOWN) -> float | None:
 
 # ------------------------------------------------------------------ whose words
 
-_STRING = re.compile(
+STRING = re.compile(
     r"""(?<![A-Za-z]{2})'(?:[^'\\\n]|\\.)*(?:'|\\?\Z)|"(?:[^"\\\n]|\\.)*(?:"|\\?\Z)""",
     re.DOTALL,
 )
@@ -434,7 +434,7 @@ def quoted(text: str, source: str = "", level: str = "") -> tuple[list[tuple[int
 
 def _strings(text: str, begin: int) -> Iterator[tuple[int, int]]:
     """What is between quotation marks from ``begin`` on, but for the names in dictionaries."""
-    for match in _STRING.finditer(text, begin):
+    for match in STRING.finditer(text, begin):
         if _KEY.fullmatch(match[0]) and text[match.end() : match.end() + 1] == ":":
             continue
         if _REASON.match(text, match.start()):
@@ -459,7 +459,7 @@ def _whole(printed: str) -> bool:
 
 def _closed(text: str) -> bool:
     """Whether each text that is printed there has an end."""
-    return not any(c in _STRING.sub(_cut, _WITHIN.sub("", text)) for c in "'\"")
+    return not any(c in STRING.sub(_cut, _WITHIN.sub("", text)) for c in "'\"")
 
 
 def _cut(match: re.Match[str]) -> str:

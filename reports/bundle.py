@@ -20,10 +20,11 @@ from mmrepro import __version__
 from mmrepro.base import units
 from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.machine.files import is_there, replacing
-from mmrepro.base.text.redact import PLACEHOLDER, Redactor
+from mmrepro.base.text.redact import PLACEHOLDER
 from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.failure.documents.finding import LoadedFinding, finding_of
-from mmrepro.failure.documents.public import NotPublic, public, public_text, register, without_words
+from mmrepro.failure.documents.public import NotPublic, public, public_text, register
+from mmrepro.failure.documents.published import Public
 from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.failure.documents.stored import (
     MANIFEST_FILE,
@@ -76,7 +77,7 @@ class _Packer:
             if not force:
                 hint = "--force, or --out another name"
                 raise UsageError(f"{target} is there already.", hint=hint)
-        self.target, self.redactor, self.max_bytes = target, Redactor(), max_bytes
+        self.target, self.redactor, self.max_bytes = target, Public(), max_bytes
         self.redactor.reserve(document)
         for secret in secrets:
             self.redactor.add(secret)
@@ -173,7 +174,7 @@ def write_bundle(
 def _add_incident(packer: _Packer, directory: Path, incident: Incident) -> None:
     redactor = packer.redactor
     bounded, cut = _bounded(incident)
-    shown = redactor.redact_model(without_words(bounded, redactor))
+    shown = redactor.redact_model(bounded)
     with packer.writing(shown.id, shown.scenario.name):
         size = _size_of(directory / INCIDENT_FILE)
         packer.add(INCIDENT_FILE, document_json(shown), size, cut)
@@ -283,6 +284,7 @@ def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
         packer.leave_out(name, sum(map(_size_of, more)), "too many files")
     taken = {path.name for path in paths}
     for path in paths[:MAX_FILES]:
+        packer.redactor.name_file(path.name)
         name = safe = re.sub(r"[^\w.\[\]:+-]", "_", packer.redactor.redact(path.name))[:180] or "_"
         number = 1
         while safe != path.name and safe in taken:

@@ -18,6 +18,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_file
 from mmrepro.base.records import Document, Record
 from mmrepro.base.text.sanitize import clip, plain
+from mmrepro.failure.documents.published import published
 from mmrepro.failure.documents.stored import (
     document_json,
     listed_names,
@@ -150,7 +151,7 @@ def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) ->
         UsageError: the kind has no such format.
     """
     if format == "json":
-        return document_json(kind.stored(loaded))
+        return document_json(kind.stored(published(loaded)))
     if format == "junit":
         if kind.junit is None:
             raise UsageError(
@@ -158,8 +159,8 @@ def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) ->
                 "fail.",
                 hint="--format json",
             )
-        return render_junit(kind.junit(loaded))
-    page = kind.compose(loaded)
+        return render_junit(kind.junit(published(loaded)))
+    page = kind.compose(published(loaded))
     if format == "html":
         return render_html(page, folder)
     return render_markdown(page, kind.markdown_bytes)
@@ -167,7 +168,7 @@ def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) ->
 
 def rendered(kind: Kind[T], loaded: T, folder: Path | None = None) -> dict[str, str]:
     """The Markdown and the HTML by the names of their files. ``folder``: as ``render``."""
-    page = kind.compose(loaded)
+    page = kind.compose(published(loaded))
     texts = (render_markdown(page, kind.markdown_bytes), render_html(page, folder))
     return dict(zip(kind.files, texts, strict=True))
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mmrepro.base.records import HostFacts, Setting, WheelFacts
-from mmrepro.base.text.redact import Redactor
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import size
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.finding import LoadedFinding
-from mmrepro.failure.documents.public import public, redact_log
+from mmrepro.failure.documents.public import public
+from mmrepro.failure.documents.published import Public
 from mmrepro.reports import blocks as b, finding as replayed, findings, gfm, incident as runs, words
 from mmrepro.reports.markdown import render_blocks
 from mmrepro.reports.replay_sequence import drawing
@@ -143,9 +143,9 @@ def public_issue(loaded: LoadedFinding) -> str:
 
 def incident_issue(incident: Incident) -> str:
     """An incident of ``run`` or ``diagnose`` in the form."""
-    redactor = Redactor()
+    redactor = Public()
     shown = redactor.redact_model(incident)
-    lines = [redact_log(one.text, redactor) for one in shown.log_lines]
+    lines = [one.text for one in shown.log_lines]
     frames = [
         f"{frame.function} ({frame.file}:{frame.line})"
         for frame in (shown.key_stack.frames if shown.key_stack else [])

@@ -11,6 +11,7 @@ from mmrepro.base.text.sanitize import one_line
 from mmrepro.failure.documents.cause import Cause, CauseClass, LogReading, ServerInLog
 from mmrepro.failure.documents.dumps import DumpReading, Resemblance
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_words import public_line
 from mmrepro.reports import blocks as b, words
 
 _TONES: Final[dict[CauseClass, b.Tone]] = {
@@ -192,4 +193,4 @@ def _shown(line: LogLine | None) -> str:
         return ""
     where = f"{Path(line.file).name}:{line.number}" if line.file else f"line {line.number}"
     head = " ".join(filter(None, [line.time, where, line.process]))
-    return f"{head}  {one_line(line.text, 200)}"
+    return f"{head}  {one_line(public_line(line), 200)}"

@@ -192,11 +192,15 @@ class KvGrowthCrash(kv.SmallKvCache):
 
     @cause("the log holds `assert len(running) > 0` of the engine loop")
     def assertion(self, logs: Logs) -> Finding:
+        from mmrepro.probes.log_words import public_line
+
         lines = kv.since_start(logs, "assertion")
         if lines:
             first = lines[0]
-            return Finding.of(True, f"{len(lines)} × {first.text.strip()}, line {first.number}")
-        ended = [line.text.strip() for line in kv.since_start(logs, "loop-ended")]
+            return Finding.of(
+                True, f"{len(lines)} × {public_line(first).strip()}, line {first.number}"
+            )
+        ended = [public_line(line).strip() for line in kv.since_start(logs, "loop-ended")]
         if asserted := [text for text in ended if "AssertionError" in text]:
             raise Missing(f"the log does not say which assertion it was: {asserted[0]}")
         if ended:

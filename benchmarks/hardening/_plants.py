@@ -25,6 +25,8 @@ class Kind:
     draw: Draw
     forms: tuple[str, ...]
     clear: bool = True
+    places: tuple[str, ...] = ()
+    """Where it is one; empty: anywhere."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,104 @@ NAMED: Final = (
     "<{n}>{s}</{n}>", "{n} = {s}", "{n}=['{s}']", "{n} => {s}", "&{n}={s}&x=1", 'x{{{n}="{s}"}} 1', "{n}: {s}", "{n}: |\n  {s}\n", '<x name="{n}" value="{s}"/>',
     "{n}=SecretStr('{s}')",
 )  # fmt: skip
+WORDS: Final = (
+    *("SERVICE_PW", "dbPw", "GH_PAT", "AZDO_PAT", "id_token", "sas", "BLOB_SAS", "vault", "ANSIBLE_VAULT", "VAULT_PASS"),
+    *("TOKEN_GITHUB", "OPENAI_API_KEY_PROD", "wifi_psk", "kubeconfig", "user_passkey", "CSRF", "cvv", "DB_PASSWORD_OLD"),
+)  # fmt: skip
+"""Names that say secret: any word behind them is one."""
+SYLLABLES: Final = (
+    "vel",
+    "mor",
+    "tin",
+    "dra",
+    "kos",
+    "lun",
+    "pem",
+    "ri",
+    "sa",
+    "bur",
+    "ghe",
+    "nol",
+)
+
+
+def word(r: random.Random) -> str:
+    return "".join(r.choices(SYLLABLES, k=3))
+
+
+def sentence(r: random.Random) -> str:
+    """What somebody asks: words that no dictionary of secrets has."""
+    return f"my sister {word(r)} {word(r)} has a rash and {word(r)} too"
+
+
+def machine(r: random.Random) -> str:
+    return f"{word(r)}-{r.randrange(99)}.{word(r)}.{r.choice(('internal', 'corp', 'example', 'de', 'svc.cluster.local'))}"
+
+
+def address(r: random.Random) -> str:
+    return ".".join(str(r.randrange(11, 250)) for _ in range(4))
+
+
+def card(r: random.Random) -> str:
+    digits = [int(d) for d in r.choice(("4", "51", "35", "6011"))]
+    digits += [r.randrange(10) for _ in range(15 - len(digits))]
+    total = sum(sum(divmod(2 * d, 10)) if n % 2 == 0 else d for n, d in enumerate(reversed(digits)))
+    shown = "".join(map(str, [*digits, -total % 10]))
+    return r.choice(
+        (
+            shown,
+            " ".join(shown[n : n + 4] for n in range(0, 16, 4)),
+            "-".join(shown[n : n + 4] for n in range(0, 16, 4)),
+        )
+    )
+
+
+def phone(r: random.Random) -> str:
+    a, b, c = r.randrange(200, 999), r.randrange(200, 999), r.randrange(1000, 9999)
+    return r.choice(
+        (
+            f"+49 {a} {b}{c}",
+            f"+1-{a}-{b}-{c}",
+            f"({a}) {b}-{c}",
+            f"+44{a}{b}{c}",
+            f"{a}-{b}-{c}",
+            f"0{a}/{b}{c}",
+        )
+    )
+
+
+LOGGED: Final = ("log excerpt", "log record", "log line", "event", "failure", "printed log")
+"""Places where lines of an engine's log stand."""
+ANYWHERE: Final = (
+    *("failure", "failed", "setting", "fact", "event", "log excerpt", "log record", "log line"),
+    *("environment", "answer", "JSON", "symptom", "condition", "claim", "reason", "reproducer"),
+)  # fmt: skip
+_VLLM, _SGLANG = "INFO 11-21 02:44:01 [{}] ", "[2026-11-21 02:44:01] "
+_BAD: Final = "ERROR 11-21 02:44:01 [{}] "
+QUOTED: Final = (
+    *(line
+    for at in ("logger.py:39", "entrypoints/logger.py:49")
+    for line in (
+        _VLLM.format(at) + "Received request chatcmpl-1: prompt: '{}', params: SamplingParams(n=1, seed=None), prompt_token_ids: [1, 2].",
+        _VLLM.format(at) + "Received request chatcmpl-1: prompt: 'hello\n{}\nand so on', params: SamplingParams(n=1)",
+        _VLLM.format(at) + 'Received request chatcmpl-1: prompt: "hello {}',
+    )),
+    _VLLM.format("api_server.py:7") + 'body: {{"messages": [{{"role": "user", "content": "{}"}}]}}',
+    _BAD.format("launcher.py:80") + 'could not parse {{"patient": "{}", "age": 41}}',
+    _BAD.format("hermes_tool_parser.py:120") + 'Error in extracting tool call from <tool_call>{{"name": "mail", "arguments": {{"to": "{}"}}}}</tool_call>',
+    _BAD.format("async_llm.py:3") + 'unexpected <|im_start|>user {}<|im_end|>',
+    _BAD.format("serving_chat.py:195") + "Error in preprocessing prompt inputs: {}",
+    _BAD.format("serving_chat.py:195") + "jinja2.exceptions.TemplateError: roles must alternate, got {}",
+    "jinja2.exceptions.UndefinedError: '{}' is undefined",
+    "pydantic_core._pydantic_core.ValidationError: 1 validation error for ChatCompletionRequest input_value='{}', input_type=str",
+    _BAD.format("utils.py:60") + "Failed to compile 'root ::= {}'",
+    _SGLANG + "Receive: obj=GenerateReqInput(text='{}', input_ids=None)",
+    _SGLANG + "Finish: obj=GenerateReqInput(rid='1'), out={{'text': '{}', 'meta_info': {{}}}}",
+    "2026-11-21 02:44:01,123 - lmdeploy - INFO - logger.py:20 - session=1, adapter_name=None, input_tokens=5, prompt='{}', gen_config=1",
+    _VLLM.format("input_processor.py:9") + "SamplingParams(n=1, stop=['{}'], seed=None)",
+    _VLLM.format("x.py:1") + "`{}` is no role",
+    "ValueError: no such role: '{}'",
+)  # fmt: skip
 HEADERS: Final = (
     *("X-API-Key", "PRIVATE-TOKEN", "X-Vault-Token", "X-Amz-Security-Token", "Ocp-Apim-Subscription-Key", "X-Goog-Api-Key"),
     *("X-Auth-Token", "api-key", "DD-API-KEY", "X-Acme-Key", "Proxy-Authorization", "Authorization", "Cookie", "Set-Cookie", "X-CSRF-Token"),
@@ -146,6 +246,105 @@ def _kinds() -> dict[str, Kind]:
     kinds["SAS"] = Kind(
         of(ALNUM, 43), ("https://x.example/c?sv=2022-11-02&sr=b&sig={}%3D&se=2027", "?sig={}")
     )
+    kinds |= {
+        f"named {n}, a word": Kind(word, ("{}={}".replace("{}", n, 1), f"{n}: '{{}}'", f'"{n}": "{{}}"', f"--{n} {{}} --port 80"))
+        for n in WORDS
+    }  # fmt: skip
+    kinds["quoted in a log"] = Kind(sentence, QUOTED, places=LOGGED)
+    kinds["a name that is quoted"] = Kind(
+        word,
+        tuple(f for f in QUOTED if "no role" in f or "stop=" in f or '"to"' in f),
+        places=LOGGED,
+    )
+    kinds["a route"] = Kind(
+        word,
+        (
+            '127.0.0.1:5 - "GET /tenants/{}/v1/models HTTP/1.1" 404',
+            'INFO:     127.0.0.1:5 - "GET /health?who={} HTTP/1.1" 200 OK',
+        ),
+        places=LOGGED,
+    )
+    kinds["an address"] = Kind(
+        address,
+        (
+            "{}:8443",
+            "http://{}:8000/v1",
+            "cannot connect to {}:29500",
+            "client {} left",
+            "('{}', 51234)",
+            '"client_ip": "{}"',
+            "'remote_addr': '{}'",
+            "RAY_ADDRESS=ray://{}:10001",
+            "tcp://{}:5557",
+            "--dist-init-addr {}:5000",
+            '{}:51234 - "POST /v1/completions HTTP/1.1" 200',
+            "peer={}",
+            "from {} port 22",
+        ),
+        places=ANYWHERE,
+    )
+    kinds["a machine"] = Kind(
+        machine,
+        (
+            "{}:8443",
+            "http://{}:8000/v1",
+            "cannot connect to {}:29500",
+            "RAY_ADDRESS={}:6379",
+            "MASTER_ADDR={}",
+            '"host": "{}"',
+            "tcp://{}:5557",
+            "https://{}/v1/models",
+            "--host {}",
+        ),
+        places=ANYWHERE,
+    )
+    kinds["a user"] = Kind(
+        word,
+        (
+            "user={}",
+            "user='{}'",
+            '"user": "{}"',
+            "path ~{}/models",
+            "/mnt/users/{}/x",
+            "/data/home/{}/x",
+            "/nfs/people/{}/y",
+            "ssh {}@gpu-7",
+            "scp a {}@node3:/tmp",
+            "ssh -l {} gpu-7",
+            "--user {}",
+            "USER={}",
+            "LOGNAME={}",
+            "{}@gpu-7:~$ ls",
+            "tenant={}",
+            "username: {}",
+        ),
+        places=ANYWHERE,
+    )
+    kinds["a card"] = Kind(
+        card, ("{}", "card {} please", '"card": "{}"', "paid with {}."), places=ANYWHERE
+    )
+    kinds["a phone"] = Kind(
+        phone, ("{}", "call {} please", '"phone": "{}"', "tel: {}"), places=ANYWHERE
+    )
+    kinds["a folder"] = Kind(
+        word,
+        ("HF_HOME=/data/{}/hf", "TRANSFORMERS_CACHE='/mnt/{}/cache'", "VLLM_CACHE_ROOT=/{}/vllm"),
+        places=ANYWHERE,
+    )
+    kinds["a tenant"] = Kind(word, ("{}",), places=("label", "raw label", "models"))
+    kinds["a name of a file"] = Kind(word, ("{}",), places=("file", "log's name"))
+    kinds["asked"] = Kind(sentence, ("{}", "hello\n{}\nbye"), places=("local", "raw local"))
+    kinds["refused"] = Kind(
+        sentence,
+        (
+            "400 Invalid role: {}",
+            '400 {{"error": {{"message": "bad input \'{}\'"}}}}',
+            "422 jinja2 says: roles must alternate, {}",
+            "500 'messages': {}",
+            "400 <p>{}",
+        ),
+        places=("observed",),
+    )
     kinds |= {name: Kind(of(ALNUM, 8), forms, clear=False) for name, forms in OTHERS.items()}
     return kinds
 
@@ -156,6 +355,7 @@ KINDS: Final = _kinds()
 def drawn(chance: random.Random, kind: str, place: str) -> Plant:
     """A plant of that kind with a new secret; the form is drawn, too."""
     told = KINDS[kind]
+    place = chance.choice(told.places) if told.places else place
     secret = told.draw(chance)
     form = chance.choice(told.forms)
     if form.count("{}") == 2:
@@ -164,7 +364,7 @@ def drawn(chance: random.Random, kind: str, place: str) -> Plant:
         )
     else:
         text = form.replace("{{", "{").replace("}}", "}").replace("{}", secret)
-    name = kind.partition(" ")[2] if kind.startswith(("named", "header")) else ""
+    name = kind.partition(" ")[2].partition(",")[0] if kind.startswith(("named", "header")) else ""
     return Plant(
         kind, place, secret, text, _structure(chance, name, kind, secret, text), told.clear
     )

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import io
 import json
 import random
 import re
@@ -37,21 +38,29 @@ from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents import EVIDENCE_DIR, Incident
 from mmrepro.failure.documents.finding import LoadedFinding
 from mmrepro.failure.documents.folder import write_incident
-from mmrepro.failure.documents.model import LogExcerpt
+from mmrepro.failure.documents.model import LogExcerpt, SymptomRow
 from mmrepro.failure.documents.public import public
-from mmrepro.probes.data import LogsData, MetricsData, ProcessesData, StacksData
-from mmrepro.reports import load
+from mmrepro.failure.documents.published import published
+from mmrepro.live.diagnose.log_reading import read_logs
+from mmrepro.probes.data import HttpData, LogLine, LogsData, MetricsData, ProcessesData, StacksData
+from mmrepro.probes.log_words import hidden
+from mmrepro.reports import finding as one, load, replay as replays
 from mmrepro.reports.bundle import write_bundle
 from mmrepro.reports.documents import render
 from mmrepro.reports.incident import KIND
 from mmrepro.reports.issue_form import incident_issue
+from mmrepro.reports.logs import compose_logs
+from mmrepro.reports.markdown import render_markdown
+from mmrepro.reports.terminal import print_page
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
-from mmrepro.traffic.evidence.model import Event
+from mmrepro.traffic.evidence.model import Event, ReproducerResult
+from rich.console import Console
 
 RECORDED: Final = Path(__file__).resolve().parents[2] / "tests" / "evidence"
+sys.path.insert(0, str(RECORDED.parent / "unit" / "replay"))
 GHOST: Final = "ghost-key-eviction-0.23.0.zip"
-PLANTS: Final = 1600
+PLANTS: Final = 2400
 AT_ONCE: Final = 200
 """Plants in one incident."""
 SLOWEST_MB_S: Final = 0.7
@@ -80,7 +89,39 @@ def planted(incident: Incident, plants: dict[str, list[Plant]]) -> Incident:
         LogExcerpt.model_validate(excerpt.model_dump() | {"text": line})
         for line in text.get("log excerpt", [])
     ]
+    made.failure += " ".join(text.get("failed", []))
+    made.symptoms += [
+        SymptomRow(check="x", healthy="y", observed=line, abnormal=True)
+        for line in text.get("symptom", [])
+    ]
+    assert made.verdict is not None
+    one = made.verdict.conditions[0]
+    made.verdict.conditions += [
+        one.model_copy(update={"observed": line}) for line in text.get("condition", [])
+    ]
+    made.claims += [
+        made.claims[0].model_copy(update={"observed": line}) for line in text.get("claim", [])
+    ]
+    made.evidence.reproducers += [
+        ReproducerResult(name="r", exit_code=1, seconds=1.0, error=line)
+        for line in text.get("reproducer", [])
+    ]
+    made.engine.environment |= {f"E{n}": x for n, x in enumerate(text.get("environment", []))}
+    made.evidence.probes += [
+        made.evidence.probes[0].model_copy(update={"reason": line})
+        for line in text.get("reason", [])
+    ]
     for result in made.evidence.probes:
+        if isinstance(result.data, HttpData) and result.data.answers:
+            answer = result.data.answers[0]
+            result.data.answers += [
+                answer.model_copy(update={"body": json.dumps({"id": words, "object": "model"})})
+                for words in text.get("models", [])
+            ]
+        if isinstance(result.data, LogsData):
+            result.data.files += [
+                f"/var/log/{name}-vllm.log" for name in text.get("log's name", [])
+            ]
         if isinstance(result.data, StacksData) and result.data.samples:
             frame = result.data.samples[0].threads[0].frames[0]
             frame.locals |= {f"v{n}": repr(line) for n, line in enumerate(text.get("local", []))}
@@ -92,7 +133,7 @@ def planted(incident: Incident, plants: dict[str, list[Plant]]) -> Incident:
         elif isinstance(result.data, MetricsData) and result.data.samples:
             sample = result.data.samples[0]
             result.data.samples += [
-                sample.model_copy(update={"labels": {"model_name": words}})
+                sample.model_copy(update={"labels": {"lora_name": words}})
                 for words in text.get("label", [])
             ]
         elif isinstance(result.data, ProcessesData) and result.data.processes:
@@ -145,7 +186,8 @@ def case_of(lines: list[str]) -> Case:
 PLACES: Final = (
     *("failure", "argv", "setting", "fact", "event", "log excerpt", "local", "log record", "label"),
     *("process", "log line", "environment", "raw local", "raw label", "raw argv", "answer", "JSON"),
-    *("JSON in JSON", "structure", "broken JSON", "case"),
+    *("JSON in JSON", "structure", "broken JSON", "case", "failed", "symptom", "condition"),
+    *("claim", "reproducer", "reason", "printed log"),
 )
 
 
@@ -156,6 +198,8 @@ def leaving(plants: dict[str, list[Plant]], folder: Path) -> Iterator[tuple[str,
     """Each text that leaves, and what it is."""
     incident = planted(load(RECORDED / GHOST), plants)
     (folder / EVIDENCE_DIR).mkdir(parents=True)
+    for plant in plants.get("file", []):
+        (folder / EVIDENCE_DIR / f"{plant.text}-notes.txt").write_text("nothing\n")
     for name, text in raw(plants).items():
         (folder / EVIDENCE_DIR / name).write_text(text)
     write_incident(incident, folder, Redactor())
@@ -166,6 +210,10 @@ def leaving(plants: dict[str, list[Plant]], folder: Path) -> Iterator[tuple[str,
         for member in archive.namelist():
             yield f"bundle:{member}", archive.read(member).decode()
     yield from ((f"bundle's {name}", text) for name, text in _reports(bundle))
+    if lines := [plant.text for plant in plants.get("printed log", [])]:
+        yield from _printed(lines, folder.parent / f"{folder.name}.log")
+    if lines := [plant.text for plant in plants.get("observed", [])]:
+        yield from _observed(lines, folder.parent / f"{folder.name}-observed")
     if lines := [plant.text for plant in plants.get("case", [])]:
         yield "case", _public_case(case_of(lines), folder.parent / f"{folder.name}-case")
 
@@ -176,8 +224,33 @@ def _reports(place: Path) -> Iterator[tuple[str, str]]:
     yield "issue", incident_issue(load(place))
 
 
+def _printed(lines: list[str], log: Path) -> Iterator[tuple[str, str]]:
+    """What ``mmrepro logs`` prints, each of the lines as an error of its own."""
+    for line in lines:
+        start = "INFO 11-21 02:40:00 [core.py:1] Initializing a V1 LLM engine (v0.23.0)"
+        log.write_text(f"{start}\n{line}\nERROR 11-21 02:45:00 [core.py:9] x\n")
+        reading = published(read_logs([log], "auto", alone=True, deadline_s=20))
+        yield "mmrepro logs --json", reading.model_dump_json()
+        out = io.StringIO()
+        print_page(compose_logs(reading), Console(file=out), full=True)
+        yield "mmrepro logs --full", out.getvalue()
+
+
+def _observed(lines: list[str], folder: Path) -> Iterator[tuple[str, str]]:
+    from made_up_replay import finding, replay
+
+    case = case_of([])
+    write_case(case, folder / "f1")
+    found = finding(case).model_copy(update={"observed": {f"r{n}": x for n, x in enumerate(lines)}})
+    whole = replay(found)
+    with public(LoadedFinding(whole, found, case, folder / "f1")) as shown:
+        yield "finding", shown.finding.model_dump_json()
+    for format in ("md", "html", "json"):
+        yield f"replay as {format}", render(replays.KIND, whole, format)
+        yield f"finding as {format}", render(one.KIND, LoadedFinding(whole, found, None), format)
+
+
 def _public_case(case: Case, folder: Path) -> str:
-    sys.path.insert(0, str(RECORDED.parent / "unit" / "replay"))
     from made_up_replay import finding, replay
 
     write_case(case, folder / "f1")
@@ -243,32 +316,38 @@ _FACT: Final = re.compile(
 def facts_lost() -> tuple[int, list[str]]:
     """How many facts the ghost key's report has, and those that redaction took."""
     before = load(RECORDED / GHOST)
-    after = Redactor().redact_model(before)
-    found = Counter(_FACT.findall(render(KIND, before, "md")))
-    kept = Counter(_FACT.findall(render(KIND, after, "md")))
+    found = Counter(_FACT.findall(render_markdown(KIND.compose(before), KIND.markdown_bytes)))
+    kept = Counter(_FACT.findall(render(KIND, before, "md")))
     return len(found), sorted(found.keys() - kept.keys())
 
 
-def replaced_words() -> tuple[int, int, float]:
-    """Words of the recorded engines' logs, those that are replaced, and the speed in MB/s."""
-    lines: list[str] = []
+def replaced_words() -> tuple[int, int, int, float]:
+    """Words of the recorded engines' logs, those that are replaced since they are quoted, and since
+    they look private, and the speed in MB/s."""
+    lines: list[LogLine] = []
     for path in sorted(RECORDED.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
             lines += _texts(json.loads(archive.read("incident.json"))["evidence"]["probes"])
-    text = "\n".join(lines)
+    quoted = sum(
+        len(line.text[slice(*span)].split())
+        for line in lines
+        for span in hidden(line.text, line.source, line.level, line.quoted)
+    )
+    text = "\n".join(line.text for line in lines)
     redactor = Redactor()
     started = time.process_time()
     out = redactor.redact(text)
     speed = len(text) / 1e6 / (time.process_time() - started)
     new = len(PLACEHOLDER.findall(out)) - len(PLACEHOLDER.findall(text))
-    return len(text.split()), new, speed
+    return len(text.split()), quoted, new, speed
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: Any) -> list[LogLine]:
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
     if isinstance(value, dict):
-        own = [value["text"]] if isinstance(value.get("text"), str) and "number" in value else []
+        is_line = isinstance(value.get("text"), str) and "number" in value
+        own = [LogLine.model_validate(value)] if is_line else []
         return own + [text for item in value.values() for text in _texts(item)]
     return []
 
@@ -309,13 +388,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mmrepro-secrets-") as work:
         clear, other = survivors(chance, number, Path(work))
     facts, lost = facts_lost()
-    words, replaced, speed = replaced_words()
-    share = replaced / words
+    words, quoted, looks, speed = replaced_words()
+    share = (quoted + looks) / words
     print(f"seed {asked.seed}: {number} plants of {len(KINDS)} kinds in {len(PLACES)} places")
     print(f"clear-cut survivors   {len(clear)}   (0 allowed)")
     print(f"other survivors       {len(other)}   (each listed)")
     print(f"facts of the report   {facts - len(lost)} of {facts} kept")
-    print(f"words of engine logs  {replaced} of {words} replaced, {share:.3%}")
+    how = f"{quoted} since they are quoted, {looks} by their looks"
+    print(f"words of engine logs  {share:.3%} of {words} replaced, {how}")
     print(f"speed                 {speed:.1f} MB/s of CPU time")
     for told in [*clear, *other, *lost]:
         print(" ", told)

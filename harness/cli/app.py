@@ -56,16 +56,11 @@ GROUPS = {
         *("diagnose", "logs", "why", "find", "watch", "probe", "check"),
     ),
     "A bug report, or traffic that breaks a server": (
-        "replay",
-        "fuzz",
-        "run",
-        "list",
-        "show",
-        "claims",
+        *("repro", "replay", "fuzz", "run", "list", "show", "claims"),
     ),
-    "Releases to guard": ("matrix", "bisect", "ablate", "accept"),
+    "Releases to guard": ("matrix", "bisect", "bisect-run", "ablate", "accept"),
     "What ran here": ("incidents", "open", "report", "judge", "bundle", "resume", "schema"),
-    "Tools": ("new", "kv-budget", "collide", "env", "warm"),
+    "Tools": ("new", "kv-budget", "collide", "env", "warm", "mcp"),
 }
 """The commands by what brings a person here."""
 

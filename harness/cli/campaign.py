@@ -91,8 +91,10 @@ def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> 
 
     Beside a document, the page's place and the verdict go to stderr.
     """
+    from mmrepro.failure.documents.published import published
     from mmrepro.reports.terminal import print_page
 
+    made = published(made)
     if asked.json:
         emit(kind.stored(made))
     aside = asked.json or asked.events == "-"

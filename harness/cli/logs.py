@@ -35,9 +35,12 @@ def logs(asked: LogsCommand) -> None:
 
     Example:  mmrepro logs /var/log/vllm/server.log
     """
+    from mmrepro.failure.documents.published import published
     from mmrepro.live.diagnose.log_reading import read_logs
 
-    reading = read_logs(asked.files, asked.engine, alone=asked.alone, deadline_s=asked.deadline)
+    reading = published(
+        read_logs(asked.files, asked.engine, alone=asked.alone, deadline_s=asked.deadline)
+    )
     if asked.json:
         emit(reading)
     else:

@@ -94,10 +94,11 @@ def report(asked: ReportCommand) -> None:
 
     Example:  mmrepro report last --format html
     """
+    from mmrepro.failure.documents.published import published
     from mmrepro.reports.documents import kind_of, render
 
     kind = kind_of(asked.incident)
-    loaded = _redacted(kind.load(asked.incident))
+    loaded = published(kind.load(asked.incident))
     if asked.full or asked.format == "text":
         from mmrepro.reports.terminal import print_page
 
@@ -111,18 +112,6 @@ def report(asked: ReportCommand) -> None:
         place = asked.incident
         text = render(kind, loaded, asked.format, place if place.is_dir() else place.parent)
     typer.echo(text.rstrip("\n"))
-
-
-def _redacted(loaded: Any) -> Any:
-    """``loaded`` redacted again: who wrote it may not have known what is known now."""
-    from mmrepro.base.records import Record
-    from mmrepro.base.text.redact import Redactor
-
-    if not isinstance(loaded, Record):
-        return loaded
-    redactor = Redactor()
-    redactor.reserve(loaded.model_dump_json())
-    return redactor.redact_model(loaded)
 
 
 def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
@@ -362,6 +351,9 @@ def bundle(asked: BundleCommand) -> None:
     with mmrepro report FILE.zip. Look at it before you publish it: a pattern knows keys, tokens,
     prompts, images, addresses and user names, not every secret there is.
 
+    Exit status: 0 the file is written; 2 it is not: there is no incident, a file of that name is
+    there, what has to be in it is too large, or it cannot be written.
+
     Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
     import os
@@ -372,7 +364,8 @@ def bundle(asked: BundleCommand) -> None:
 
     given = asked.incident
     folder = given if is_folder(given) else given.parent
-    target = asked.out or Path(f"{Path(os.path.realpath(folder)).name}.zip")
+    # A name that a terminal shows otherwise could not be typed.
+    target = asked.out or Path(f"{_typed(Path(os.path.realpath(folder)).name)}.zip")
     replay = given.name == "replay.json" or is_file(given / "replay.json")
     manifest = write_bundle(
         folder,
@@ -387,6 +380,12 @@ def bundle(asked: BundleCommand) -> None:
         emit(facts | manifest.model_dump())
     else:
         _print_bundle(target, manifest)
+
+
+def _typed(name: str) -> str:
+    import re
+
+    return re.sub(r"[^\w.+:@=-]+", "-", name).strip("-.") or "bundle"
 
 
 def _lines(path: Path) -> list[str]:
@@ -408,6 +407,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _print_bundle(target: Path, manifest: BundleManifest) -> None:
+    import shlex
+
     from mmrepro.base.text.sanitize import plain
     from rich.console import Console
     from rich.markup import escape
@@ -426,7 +427,7 @@ def _print_bundle(target: Path, manifest: BundleManifest) -> None:
         rows.append((f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why)))
     console = Console(highlight=False)
     console.print(table(("file", "bytes", "redacted", "sha256", "note"), rows))
-    shown = escape(plain(str(target)))
+    shown = escape(shlex.quote(plain(str(target))))
     console.print(f"\n{shown}  {units.size(target.stat().st_size, 2)}")
     console.print(f"to read it:  mmrepro report {shown}")
     console.print("Look at it before you publish it.")

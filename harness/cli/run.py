@@ -63,6 +63,7 @@ def _one(
     from mmrepro.cli.console import table_console
     from mmrepro.cli.progress import Progress
     from mmrepro.failure.documents.folder import discard
+    from mmrepro.failure.documents.published import published
     from mmrepro.reports.documents import write
     from mmrepro.reports.incident import KIND, load
     from mmrepro.reports.terminal import print_page
@@ -84,7 +85,7 @@ def _one(
     write(KIND, incident, journal.folder)
     if not asked.json:
         place = f"{incident.incident_dir}/{KIND.files[1]}"
-        page = KIND.compose(incident)
+        page = KIND.compose(published(incident))
         print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
     return incident
 

@@ -55,6 +55,7 @@ def why(asked: WhyCommand) -> None:
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.engines import get_engine
+    from mmrepro.failure.documents.published import published
 
     if bool(asked.files) == bool(asked.child):
         raise UsageError(
@@ -63,6 +64,7 @@ def why(asked: WhyCommand) -> None:
         )
     engine = None if asked.engine == "auto" else get_engine(asked.engine)
     answer = _watched(asked, engine) if asked.child else _read(asked, engine)
+    answer = published(answer)
     emit(answer) if asked.json else _print(answer)
     if code := _code(answer):
         raise typer.Exit(code)
@@ -142,8 +144,9 @@ def _watched(asked: WhyCommand, engine: Engine | None) -> StartReading:
 
 def _line(line: LogLine) -> None:
     from mmrepro.base.text.sanitize import one_line
+    from mmrepro.probes.log_words import public_line
 
-    typer.echo(one_line(line.text, 400), err=True)
+    typer.echo(one_line(public_line(line), 400), err=True)
 
 
 MOST_WHY, MOST_ADVICE = 6, 4
@@ -152,6 +155,7 @@ MOST_WHY, MOST_ADVICE = 6, 4
 def _print(answer: StartReading) -> None:
     """At most 20 lines, the verdict last."""
     from mmrepro.base.text.sanitize import one_line
+    from mmrepro.probes.log_words import public_line
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -171,7 +175,7 @@ def _print(answer: StartReading) -> None:
     for at, text in enumerate(shown):
         row("" if at else "why", text)
     if not shown and answer.last is not None:
-        row("last line", answer.last.text)
+        row("last line", public_line(answer.last))
     for at, text in enumerate(cause.advice[:MOST_ADVICE] if cause else ()):
         row("" if at else "do", text)
     if answer.pid is not None:

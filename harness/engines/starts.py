@@ -28,6 +28,7 @@ from mmrepro.probes.data import QUOTED_CHAR, LogLine
 from mmrepro.probes.log_files import BROKEN, open_log
 from mmrepro.probes.log_forms import UNKNOWN, read_line
 from mmrepro.probes.log_lines import Line, clean
+from mmrepro.probes.log_words import public_line
 from mmrepro.probes.log_wraps import Peeler
 
 if TYPE_CHECKING:
@@ -848,7 +849,7 @@ def explain(log: Path, engine: Engine, release: str, exit_code: int | None) -> E
     cause = start_cause(lines, Asked(engine.name, release, stage, exit_code=exit_code))
     events = [event for event in raised(lines) if event.kind not in ("hint", "error")]
     shown = list(dict.fromkeys(event.shown for event in events))
-    last = [line.text[:SHOWN] for line in lines if line.text.strip()][-SHOWN_LINES:]
+    last = [public_line(line, SHOWN) for line in lines if line.text.strip()][-SHOWN_LINES:]
     races = {
         StartFault.PORT_TAKEN: "the port was taken meanwhile",
         StartFault.START_RACE: cause.sentence if cause else "",

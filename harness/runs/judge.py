@@ -34,6 +34,7 @@ from mmrepro.failure.signature import (
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.failure.signature.views import log_count
 from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes.log_words import public_line
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenario.parts import SourceRef
 from mmrepro.traffic.evidence import Evidence, Held
@@ -444,7 +445,7 @@ def excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
         number=line.number,
         process=line.process,
         time=line.time,
-        text=f"{line.level}{where} {line.text}".strip(),
+        text=f"{line.level}{where} {public_line(line)}".strip(),
         note=note,
     )
 

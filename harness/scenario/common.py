@@ -385,9 +385,11 @@ def last_line(words: str) -> Check:
     """The last line that the core logged holds ``words``."""
 
     def says(log: LogsData, engine: Engine) -> Finding:
+        from mmrepro.probes.log_words import public_line
+
         for process, line in log.last_by_process.items():
             if engine.core_role in process:
-                return Finding.of(words in line.text, f"{process}: {line.text}")
+                return Finding.of(words in line.text, f"{process}: {public_line(line)}")
         return Finding.unknown(f"the log has no line of {engine.core_role}")
 
     return says

@@ -102,7 +102,7 @@ SHOWN = "\nsys.setprofile(None)\nprint(*climbs)\n"
 LIST = 'print(*sorted(n for n in sys.modules if n.partition(".")[0] == "mmrepro"), sep="\\n")\n'
 BEFORE = {"scenario.registry", "base.machine.streams", "base.machine.configured"}
 """What finds the scenario by its name and reads the command, before the run."""
-AFTER = {"failure.documents.stored"}
+AFTER = {"failure.documents.stored", "failure.documents.published"}
 """What reads the document for its report, when the run has ended."""
 QUICK = """
 import contextlib, io, sys

@@ -18,7 +18,7 @@ from hypothesis import assume, example, given, strategies as st
 from mmrepro.base.text.named import Secrecy, secrecy
 from mmrepro.base.text.opaque import called_digest, is_opaque
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
-from mmrepro.failure.documents.public import redact_log
+from mmrepro.failure.documents.published import redact_log
 
 S, T = "hunter2-blue", "second-3-red"  # no opaque tokens: only what stands around says it
 

@@ -32,58 +32,62 @@ class Secrecy(IntEnum):
 
 HINT: Final = re.compile(
     r"key|token|secret|pass|pwd|cred|auth|cookie|sig(?:nature)?\b|session|bearer|jwt|otp|dsn"
-    r"|connection|conn_?str|sas|mnemonic|webhook|license",
-    re.IGNORECASE,
+    r"|connection|conn_?str|sas|mnemonic|webhook|license|vault|[cx]srf|pswd|psk|cvv|cvc|ssn|iban"
+    r"|(?:p[sw]?w|pat|pin|tok|kubeconfig)(?![a-z])"
 )
-"""Some part of every name that says something."""
+"""Some part of every name that says something, in small letters."""
 
 _JOINTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
-def _words(text: str) -> frozenset[str]:
+def words_of(text: str) -> frozenset[str]:
+    """A table of words that is written as one text."""
     return frozenset(text.split())
 
 
 _STRONG_ENDS: Final = tuple(
-    _words("""
-    password passwd passwort passphrase passcode secret credential pwd apikey accesskey
-    secretkey privatekey authkey accountkey masterkey authorization cookie connectionstring
-    connstr mnemonic bearer
+    words_of("""
+    password passwd passwort kennwort passphrase passcode passkey pswd secret credential cred pwd
+    apikey accesskey secretkey privatekey authkey accountkey masterkey authorization cookie
+    connectionstring connstr mnemonic bearer vault kubeconfig keytab psk
 """)
 )
 _TOKEN_ENDS: Final = tuple(
-    _words("""
+    words_of("""
     authtoken accesstoken refreshtoken apitoken bottoken hftoken idtoken usertoken sessiontoken
     csrftoken xsrftoken sastoken bearertoken
 """)
 )
-_WEAK: Final = _words("""
-    auth sig signature session sessionid pass otp pin dsn license csrf xsrf sas webhook
-    authentication
-""")
-_LOGINS: Final = _words("""
+_WHOLE: Final = words_of("pw psw sas cvv cvc ssn iban totp mfa")
+"""Names, or last words of names, that are secrets and nothing else."""
+_FIRM: Final = words_of("pass otp pin dsn csrf xsrf webhook webhookurl tok")
+_WEAK: Final = _FIRM | words_of("auth sig signature session sessionid license authentication")
+_PLACES: Final = words_of("prod production dev staging stage test qa old new backup live ci main")
+"""What stands behind a name, for one of several: ``OPENAI_API_KEY_PROD``."""
+_LOGINS: Final = words_of("""
     db smtp user root admin mysql pg postgres redis mail ftp ldap basic auth http proxy mongo
     rabbitmq amqp login ssh
 """)
-_KEYS: Final = _words("""
+_KEYS: Final = words_of("""
     api access private secret account subscription encryption signing master shared storage auth
     ssh service admin app application client deploy host function hmac aes rsa jwt session
     webhook root server tls ssl gpg pgp age vault license licence user project org team fernet
     django flask rails openai anthropic azure gemini google mistral cohere groq stripe sendgrid
-    wandb datadog dd sentry twilio github gitlab slack hf vllm sglang aws gcp s3 minio bearer
+    wandb datadog dd sentry twilio github gh gitlab git azdo ado devops personal pat slack hf
+    vllm sglang aws gcp s3 minio bearer
     security primary secondary
 """)
-_PLAIN_KEYS: Final = _words("""
+_PLAIN_KEYS: Final = words_of("""
     cache kv mm sort hash index lookup evict group item dict foreign public block image prefix
     extra query value torch pool config env num no any ghost partition shape map layer head
 """)
-_MODEL_TOKENS: Final = _words("""
+_MODEL_TOKENS: Final = words_of("""
     image video audio eos bos pad unk sep cls mask start end stop vision next new last first per
     max min num prompt output input special boi eoi soi generated sampled single think draft
     target bonus modality placeholder text speech one each a img the this that by of decode
-    prefill mm accepted time replacement newline fim added current total row begin every id
+    prefill mm accepted time replacement newline fim added current total row begin every
 """)
-_ABOUT: Final = _words("""
+_ABOUT: Final = words_of("""
     file path dir length len type name ref policy url uri count min max field manager store
     provider rotation expiry version arn required enabled prompt size format header headers env
     var mode hook class func error errors valid set missing empty check server scheme level
@@ -104,6 +108,8 @@ def secrecy(name: str) -> Secrecy:
     if " " in name:  # a sentence
         return Secrecy.NONE
     words = [word.lower() for word in _JOINTS.findall(name) if not word.isdigit()]
+    while len(words) > 1 and words[-1] in _PLACES:
+        del words[-1]
     if not words:
         return Secrecy.NONE
     plural = words[-1]
@@ -112,6 +118,10 @@ def secrecy(name: str) -> Secrecy:
     joined = before + last
     if last == "jwt" or last.endswith(_STRONG_ENDS) or joined.endswith(_STRONG_ENDS):
         return Secrecy.STRONG
+    if plural in _WHOLE or (last.endswith("pw") and len(last) <= 8):
+        return Secrecy.STRONG
+    if last.endswith("pat") and len(last) <= 5 and (name.isupper() or before in _KEYS):
+        return Secrecy.STRONG  # a personal access token
     if last == "key":
         shouted = name.isupper() and before and before not in _PLAIN_KEYS
         return Secrecy.STRONG if before in _KEYS or shouted else Secrecy.NONE
@@ -121,6 +131,8 @@ def secrecy(name: str) -> Secrecy:
         return Secrecy.NONE if before in _MODEL_TOKENS else Secrecy.TOKEN
     if joined.endswith(_TOKEN_ENDS):
         return Secrecy.TOKEN
+    if name.isupper() and last in _KEYS and {"key", "token", "pat", "pw"}.intersection(words[:-1]):
+        return Secrecy.STRONG  # TOKEN_GITHUB
     if _INNER.intersection(words[:-1]) and last not in _ABOUT and plural not in _ABOUT:
         return Secrecy.STRONG
     if last in _WEAK or joined in ("sessionid", "webhookurl", "sharedaccesssignature"):
@@ -128,12 +140,18 @@ def secrecy(name: str) -> Secrecy:
     return Secrecy.NONE
 
 
+def firm(name: str) -> bool:
+    """Whether a weak name, where a value is assigned to it, means a secret all the same."""
+    words = [word.lower() for word in _JOINTS.findall(name.rsplit(".", 1)[-1])]
+    return bool(words) and (words[-1] in _FIRM or "".join(words[-2:]) in _FIRM)
+
+
 def kind_of(name: str) -> str:
     """What its placeholder is called."""
     name = name.lower()
     if "cookie" in name:
         return "cookie"
-    return "password" if re.search(r"pass|pwd|credential", name) else "key"
+    return "password" if re.search(r"pass|pwd|pw\b|credential", name) else "key"
 
 
 # ------------------------------------------------------------------ the value behind a name
@@ -200,11 +218,13 @@ def values(
     """The values of the names in ``text`` that hold ``hint`` and are ``wanted``, in order.
 
     Args:
+        hint: tried on small letters: one that asks for both cases takes six times as long.
         whole_line: of such a name a value without quotes goes to the end of its line.
         quoted: only values in quotes, and no options.
     """
     position = 0
-    while found := hint.search(text, position):
+    small = lowered(text)
+    while found := hint.search(small, position):
         start, end = _name_around(text, *found.span())
         name = text[start:end]
         position = max(end, found.end())
@@ -213,6 +233,14 @@ def values(
         for value in _behind(text, start, end, whole_line(name.lstrip("-")), quoted):
             yield value
             position = max(position, value.end)
+
+
+def lowered(text: str) -> str:
+    """``text`` in small letters, each in its place: some would become two."""
+    small = text.lower()
+    if len(small) == len(text):
+        return small
+    return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 
 
 def _name_around(text: str, start: int, end: int) -> tuple[int, int]:

@@ -69,6 +69,7 @@ _SAFE: Final = re.compile(
     | (?<![A-Za-z0-9])_Z[A-Z]{{0,3}}\d[A-Za-z0-9_.]*           # a mangled C++ name
     | (?<![A-Za-z0-9])(?:(?:cp|py|pp)\d{{1,3}}|abi3|(?:many|musl)linux(?:_\d+_\d+|\d+)|x86_64
       |(?:mx|nv)?(?:bf|fp|int|uint|float)\d{{1,3}})(?![A-Za-z0-9])
+    | (?<=[0-9])\+(?:g[0-9a-f]{{7,9}}\.)?(?:d\d+\.)?src[0-9a-f]{{12}}\.on\.(?=\d)  # a source tree
     | (?<![A-Za-z0-9.])\d\.\d+e[+-]?\d+(?![A-Za-z0-9])
     | (?<![A-Za-z0-9])(.)\1{{7,}}(?![A-Za-z0-9])
     """,

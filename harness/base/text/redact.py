@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 from urllib.parse import quote
 
-from mmrepro.base.text import looks
-from mmrepro.base.text.named import HINT, Secrecy, Value, kind_of, secrecy, values
+from mmrepro.base.text import looks, people
+from mmrepro.base.text.named import HINT, Secrecy, Value, firm, kind_of, secrecy, values
 from mmrepro.base.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
 from mmrepro.base.text.sanitize import without_disguise
 from pydantic import BaseModel
@@ -115,7 +115,7 @@ class Redactor:
         """``text`` with everything private replaced. Idempotent; at most 8 MiB are kept."""
         if len(text) < MIN_SECRET or (text in self._clean and not self._registered):
             return text
-        if DIGEST.fullmatch(text):
+        if _is_digest(text):
             return text
         known = self._cache.get(text)
         if known is not None:
@@ -173,6 +173,7 @@ class Redactor:
         yield lambda t: looks.BASE64.sub(self._base64, t)
         yield lambda t: self.hide("email", t, looks.emails(t))
         yield self._home_paths
+        yield self._people
         yield lambda t: _sub(_BROKEN, self._broken, t, "\n")
         yield lambda t: self.hide("opaque", t, opaque_spans(t))
 
@@ -225,7 +226,12 @@ class Redactor:
     def _home_paths(self, text: str) -> str:
         if self._home is not None:
             text = self._home.sub("~", text)
-        return looks.HOMES.sub(self._second("user"), text)
+        return text
+
+    def _people(self, text: str) -> str:
+        """What belongs to a person, and machines that are not this one."""
+        found = people.private(text)
+        return _replaced(text, ((a, b, self.placeholder(kind, text[a:b])) for a, b, kind in found))
 
     def _broken(self, match: re.Match[str]) -> str:
         """A token that is only one with what stands on the next line."""
@@ -322,7 +328,7 @@ class Redactor:
             secret = bare[scheme.end() :] if scheme else bare
             if _may_be_secret(name, secret, assigned=True):
                 return value.replace(secret, self.placeholder(kind_of(name), secret))
-        if DIGEST.fullmatch(value) and not names_a_digest(name):
+        if _is_digest(value) and not names_a_digest(name):
             return self.hide("opaque", value, opaque_spans(value))
         return self.redact(value)
 
@@ -337,6 +343,11 @@ def _fields(model: type[BaseModel]) -> list[str]:
 def names_a_secret(name: str) -> bool:
     """Whether a field of that name (``api_key``, ``Authorization``) holds a secret."""
     return secrecy(name.lstrip("-")) >= Secrecy.TOKEN
+
+
+def _is_digest(text: str) -> bool:
+    """Digits alone are a number, of a card for example."""
+    return bool(DIGEST.fullmatch(text)) and not text.isdecimal()
 
 
 def _called(key: Any, beside: dict[Any, Any]) -> str:
@@ -400,6 +411,8 @@ def _may_be_secret(name: str, value: str, *, assigned: bool) -> bool:
     told = secrecy(name)
     numbered = len(value) >= 8 and any(c.isdigit() for c in value)
     if told is Secrecy.WEAK:
+        if assigned and firm(name) and len(value) > 2:
+            return not value.isdigit() or name.lower().endswith(("pin", "otp"))
         return numbered and any(c.isalpha() for c in value)
     if told is Secrecy.TOKEN:
         if value.isdigit() and len(value) < 9:

@@ -7,19 +7,22 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from mmrepro.base.text.looks import callers, conversation
-from mmrepro.base.text.opaque import Span, names_a_digest
-from mmrepro.base.text.redact import PLACEHOLDER, Redactor, names_a_secret
-from mmrepro.failure.documents import Incident
+from mmrepro.base.text.redact import Redactor
 from mmrepro.failure.documents.finding import LoadedFinding
-from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding, FindingClass
-from mmrepro.probes.data import LogsData, StacksData
+from mmrepro.failure.documents.published import (
+    Public,
+    harmless,
+    label,
+    redacted_words,
+    uncovered,
+)
+from mmrepro.failure.documents.replay import PUBLIC_DIR
+from mmrepro.probes.log_words import hidden_in
 from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.case.files import read_case, read_contents, write_case
@@ -28,13 +31,6 @@ from mmrepro.traffic.case.model import CASE_FILE, Case
 NOT_PLAYED: Final = (
     "Texts and images are random ones of the same lengths, sizes and sharing; the failure was "
     "seen with the real ones, and the random ones were not played"
-)
-LEFT_OUT: Final = "[left out]"
-_SPOKEN: Final = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER, FindingClass.CANARY)
-"""Classes whose sentences quote answers."""
-_QUOTED: Final = re.compile(r"""(['"])((?:\\.|(?!\1)[^\\]){3,4000})\1""")
-_HARMLESS: Final = re.compile(
-    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+ object at 0x[0-9a-f]+>|(['\"]?[0-9a-f]{16,64}['\"]?)"
 )
 
 
@@ -46,63 +42,15 @@ MAX_DEPTH: Final = 100
 """Of JSON that is looked through by its fields: py-spy's has five."""
 
 
-def redact_log(text: str, redactor: Redactor) -> str:
-    """``text`` of a log: besides secrets, what users wrote and where they called from."""
-    text = redactor.redact(text)
-    text = redactor.hide("prompt", text, _uncovered(text, conversation(text)))
-    return redactor.hide("address", text, callers(text))
-
-
-def _uncovered(text: str, spans: Iterable[Span]) -> Iterator[Span]:
-    return (span for span in spans if not PLACEHOLDER.fullmatch(text[slice(*span)]))
-
-
-# ----------------------------------------------------------------------------- an incident
-
-
-def without_words(incident: Incident, redactor: Redactor) -> Incident:
-    """A copy without what users wrote: log lines as in ``redact_log``, and only such local
-    variables as cannot hold any of it."""
-    copy = incident.model_copy(deep=True)
-    for result in copy.evidence.probes:
-        if isinstance(result.data, StacksData):
-            for sample in result.data.samples:
-                for thread in sample.threads:
-                    for frame in thread.frames:
-                        frame.locals.update(_harmless_of(frame.locals))
-        elif isinstance(result.data, LogsData):
-            logs = result.data
-            single = (logs.last_progress, logs.first_line, logs.last_line)
-            several = (logs.errors, logs.last_by_process.values(), logs.stuck_requests)
-            for line in chain(filter(None, single), *several, *logs.matches.values()):
-                line.text = redact_log(line.text, redactor)
-    for excerpt in copy.log_lines:
-        excerpt.text = redact_log(excerpt.text, redactor)
-    for key_frame in copy.key_stack.frames if copy.key_stack else ():
-        key_frame.locals.update(_harmless_of(key_frame.locals))
-    return copy
-
-
-def _harmless_of(variables: dict[str, str]) -> dict[str, str]:
-    return {name: _harmless(value, name) for name, value in variables.items()}
-
-
-def _harmless(value: str, name: str) -> str:
-    """A number, or a digest where one is expected; nothing of what is called a secret."""
-    found = _HARMLESS.fullmatch(value.strip())
-    known = found and (names_a_digest(name) or not found[1] or found[1].strip("'\"").isdigit())
-    return value if known and not names_a_secret(name) else LEFT_OUT
-
-
 def harmless_locals(dump: Any) -> Any:
     """py-spy's JSON: ``locals`` of a frame is a list of objects with ``name`` and ``repr``."""
     if isinstance(dump, list):
         return [harmless_locals(item) for item in dump]
     if isinstance(dump, dict):
-        harmless = {key: harmless_locals(item) for key, item in dump.items()}
-        if isinstance(harmless.get("repr"), str):
-            harmless["repr"] = _harmless(harmless["repr"], str(harmless.get("name", "")))
-        return harmless
+        kept = {key: harmless_locals(item) for key, item in dump.items()}
+        if isinstance(kept.get("repr"), str):
+            kept["repr"] = harmless(kept["repr"], str(kept.get("name", "")))
+        return kept
     return dump
 
 
@@ -112,10 +60,11 @@ def harmless_locals(dump: Any) -> Any:
 @contextmanager
 def public(loaded: LoadedFinding, redactor: Redactor | None = None) -> Iterator[LoadedFinding]:
     """``loaded`` for others, while its pictures are needed."""
-    redactor = redactor or Redactor()
+    redactor = redactor or Public()
     if loaded.case is not None:
         register(loaded.case, redactor)
-    replay, finding = redactor.redact_model(loaded.replay), _unspoken(loaded.finding, redactor)
+    replay = redactor.redact_model(loaded.replay)
+    finding = redactor.redact_model(loaded.finding.model_copy(deep=True))
     if loaded.case is None:
         yield LoadedFinding(replay, finding, None)
         return
@@ -171,23 +120,6 @@ def _without_keys(case: Case, redactor: Redactor) -> Case:
     return case.model_copy(update=changes)
 
 
-def _unspoken(finding: Finding, redactor: Redactor) -> Finding:
-    """A copy, redacted, without answers to words that do not go out."""
-    finding = finding.model_copy(deep=True)
-    for op, text in finding.observed.items():
-        if text[:1] == "2":
-            finding.observed[op] = text[:3]
-    finding.log_lines = [redact_log(text, redactor) for text in finding.log_lines]
-    if finding.finding_class in _SPOKEN:
-
-        def hidden(text: str) -> str:
-            return _QUOTED.sub(lambda m: redactor.placeholder("answer", m[2]), text)
-
-        finding.said, finding.known_why = hidden(finding.said), hidden(finding.known_why)
-        finding.observed = {op: hidden(text) for op, text in finding.observed.items()}
-    return redactor.redact_model(finding)
-
-
 # ------------------------------------------------------------------------------- a raw file
 
 
@@ -234,12 +166,46 @@ def public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
         text = json.dumps(harmless_locals(dump), indent=1)
         note = "values of local variables are left out, numbers and digests apart"
     elif path.suffix == ".json" and (document := _json(text)) is not None:
-        text = json.dumps(redactor.redact_value(document), indent=1, ensure_ascii=False)
+        document = redactor.redact_value(_without_words(document, redactor))
+        text = json.dumps(document, indent=1, ensure_ascii=False)
+    elif "-metrics" in path.name:
+        text = _METRIC.sub(lambda match: _labels(match, redactor), text)
+    else:
+        text = redactor.hide("quoted", text, uncovered(text, hidden_in(text)))
     lines = (
         line if len(line) <= MAX_LINE_CHARS else line[:MAX_LINE_CHARS] + " [cut]"
         for line in text.split("\n")
     )
-    return redact_log("\n".join(lines), redactor), note
+    return redacted_words("\n".join(lines), redactor), note
+
+
+_METRIC: Final = re.compile(r"^[A-Za-z_:][\w:]*\{.*\}", re.MULTILINE)
+_METRIC_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\\n]|\\.)*)"')
+
+
+def _labels(metric: re.Match[str], redactor: Redactor) -> str:
+    served = redactor.names if isinstance(redactor, Public) else ()
+
+    def one(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        shown = value if label(name, value, served) else redactor.placeholder("label", value)
+        return f'{name}="{shown}"'
+
+    return _METRIC_LABEL.sub(one, metric[0])
+
+
+def _without_words(value: Any, redactor: Redactor) -> Any:
+    """JSON whose texts are as lines of a log."""
+    if isinstance(value, dict):
+        return {key: _without_words(item, redactor) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_words(item, redactor) for item in value]
+    if isinstance(value, str) and _QUOTING.search(value):
+        return redactor.hide("quoted", value, uncovered(value, hidden_in(value)))
+    return value
+
+
+_QUOTING: Final = re.compile("[\"'`{\n]|: |<")
 
 
 def _json(text: str) -> Any:

@@ -300,10 +300,13 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData], core: str) -> 
                 continue
             if abs(born - before.created_wall) > CLOCK_S:
                 yield "processes", f"process {use.pid} has two starts"
-            if first and use.role and born > first + CLOCK_S:
-                yield "processes", f"{use.role} was started after the first request"
+            if first and (use.role or use.state in DEAD) and born > first + CLOCK_S:
+                yield "processes", f"{use.role or use.name} was started after the first request"
             if since is not None and born < since - EARLY_S:
                 yield "processes", f"process {use.pid} is older than the server"
+            above = here.get(use.ppid)
+            if above is not None and born < (above.created_wall or born) - CLOCK_S:
+                yield "processes", f"process {use.pid} is older than the one that started it"
     ids: dict[tuple[str, float | None], int] = {}
     for data in readings:
         often = Counter((use.role, use.created_wall) for use in data.processes)
@@ -394,6 +397,9 @@ def order(evidence: Evidence, run: Run) -> Doubts:
         if event.source == "stage" and event.text in STAGES:
             begins.setdefault(ORDER[STAGES[event.text]], event.at.mono)
     asked = evidence.requests
+    for record in asked:
+        if _ended(record) < begins.get(ORDER.get(record.phase, -1), _ended(record)):
+            yield "requests", f"{record.label!r} was answered before the {record.phase} began"
     for what, phase, moment in _moments(evidence):
         if what == "events":
             continue

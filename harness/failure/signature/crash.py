@@ -148,17 +148,23 @@ def first_error(logs: Logs, role: str, wanted: str) -> Finding:
         before = [line for line in printed if line.number < first.number]
         if not before:
             return Finding.unknown(f"{text}; the log does not show which assertion it was")
-        first, text = before[0], f"{text}; the device: {before[0].text[:240]}"
+        first, text = before[0], f"{text}; the device: {_shown(before[0], 240)}"
     return Finding.of(first.number in {line.number for line in matching}, text)
 
 
 def _without_exception(told: str, printed: Sequence[LogLine]) -> Finding:
     """A process that a device-side assert aborts (freeing pinned memory does) logs none."""
     if printed:
-        return Finding.unknown(f"{told}; but a device printed: {printed[0].text[:240]}")
+        return Finding.unknown(f"{told}; but a device printed: {_shown(printed[0], 240)}")
     return Finding.of(False, told)
+
+
+def _shown(line: LogLine, most: int) -> str:
+    from mmrepro.probes.log_words import public_line  # a scenario's file needs no forms of lines
+
+    return public_line(line, most)
 
 
 def _where(line: LogLine) -> str:
     process = line.process or "a process without a name"
-    return f"line {line.number}, {process}: {line.text[:160]}"
+    return f"line {line.number}, {process}: {_shown(line, 160)}"

@@ -29,6 +29,7 @@ from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders
 from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE, Rule
 from mmrepro.live.diagnose.raised import Raised, frames_text, read, roots
 from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes.log_words import public_line
 
 SHOWN = 240
 AFTER_S = 30.0
@@ -845,9 +846,10 @@ def _alone(line: LogLine, text: str) -> Event | None:
     if rule is None or not _loud(line, rule) or rules.HEARTBEAT.search(text):
         return None
     why: tuple[str, ...] = ()
-    shown, process = line.text.strip(), line.process
-    if "%|" in shown and (found := rule.expression.search(line.text)):
-        shown = line.text[found.start() :].strip()  # a bar of progress stands before it
+    said = public_line(line)
+    shown, process = said.strip(), line.process
+    if "%|" in shown and (found := rule.expression.search(said)):
+        shown = said[found.start() :].strip()  # a bar of progress stands before it
     if match := rules.XID.search(text):
         code = int(match["code"])
         meant = rules.XIDS.get(code, "see NVIDIA's table of Xid errors")

@@ -15,6 +15,7 @@ from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import cause, cause_rules
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes.log_words import public_line
 
 # --------------------------------------------------------------- what is known of each
 
@@ -227,7 +228,7 @@ def rank_in_the_log(view: View) -> list[NamedClass]:
     ):
         if lines := _lines(view, pattern):
             first = lines[0]
-            said = f"its log ({_where(first)}): {first.text[:240]}"
+            said = f"its log ({_where(first)}): {public_line(first, 240)}"
             found.append(named(name, Certainty.LIKELY, sentence, [said]))
     return found
 
@@ -250,7 +251,9 @@ def heartbeat(view: View, *, stuck: bool) -> NamedClass | None:
 def capacity(view: View) -> str:
     """What the log says of the KV cache's size; "" when it says nothing."""
     lines = log_lines(view.evidence, "kv-size")
-    return f"its log says: {'; '.join(line.text[:120] for line in lines[:2])}" if lines else ""
+    return (
+        f"its log says: {'; '.join(public_line(line, 120) for line in lines[:2])}" if lines else ""
+    )
 
 
 def _lines(view: View, pattern: str) -> list[LogLine]:

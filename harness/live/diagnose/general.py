@@ -14,6 +14,7 @@ from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import frozen, ranks
 from mmrepro.live.diagnose.readings import BEGUN, View
 from mmrepro.probes.data import InferenceData, LogsData
+from mmrepro.probes.log_words import public_line
 from mmrepro.traffic.evidence import Evidence
 
 SLOW_SHARE = 0.5
@@ -437,7 +438,7 @@ def core_died(view: View) -> str:
     if not count:
         return ""
     line = log_lines(view.evidence, "engine-died")[0]
-    return f"its log says at {line.time or '?'}: {line.text[:200]}"
+    return f"its log says at {line.time or '?'}: {public_line(line, 200)}"
 
 
 def last_words(view: View) -> list[str]:
@@ -446,5 +447,5 @@ def last_words(view: View) -> list[str]:
         if data.errors:
             line = data.errors[0]
             when = f" at {line.time}" if line.time else ""
-            return [f"first error in its log{when}: {line.text[:200]}"]
+            return [f"first error in its log{when}: {public_line(line, 200)}"]
     return []

@@ -68,7 +68,8 @@ def read_logs(
         stacks = _stacks_in(result.data)
     data = result.data
     if data is None or not data.bytes_read:
-        raise UsageError(f"No log could be read: {result.reason}.", hint="mmrepro logs FILE")
+        why = result.reason or "there is nothing in it"
+        raise UsageError(f"No log could be read: {why}.", hint="mmrepro logs FILE")
     if engine != "auto":
         data = data.model_copy(update={"engine": engine})
     found = cause.servers(data)

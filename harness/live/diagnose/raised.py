@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_words import public_line
 
 MAX_CHARS = 2000
 MAX_MORE = 12
@@ -214,7 +215,7 @@ def read(lines: Iterable[LogLine]) -> Read:
         if state.last is not None and _goes_on(state.last, line, stripped):
             if not _HINT.search(stripped):
                 state.last.text = f"{state.last.text}\n{stripped}"[:MAX_CHARS]
-                state.last.raw = f"{state.last.raw}\n{line.text.strip()}"[:MAX_CHARS]
+                state.last.raw = f"{state.last.raw}\n{public_line(line).strip()}"[:MAX_CHARS]
             state.last.more += 1
             told.taken.add(line.number)
             continue
@@ -248,7 +249,7 @@ def _one(line: LogLine, text: str, state: _State) -> Raised | None:
     if first is not None and _UNTELLING.match(first.text.partition("\n")[0]):
         first.follows, first = True, None
     at = line.own_words.find(said)
-    raw = line.text[at : at + len(said)] if at >= 0 else said
+    raw = public_line(line, begin=at, end=at + len(said)) if at >= 0 else said
     return Raised(
         line=line,
         kind=match["kind"],

@@ -28,6 +28,7 @@ from mmrepro.failure.documents.diagnosis import (
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
 from mmrepro.probes.data import FlightData, Frame, LogsData, RasData
+from mmrepro.probes.log_words import public_line
 
 LABEL = re.compile(r"(?:^|_)(ATTN_CP|MOE_DP|DCP|PCP|DP|PP|TP|EP)(\d+)(?=_|$)")
 """In vLLM's titles (``Worker_DP0_PP1_TP0_EP3``, ``EngineCore_DP1``; v1/executor/
@@ -611,7 +612,9 @@ def _logged(view: View, rank: Rank) -> list[str]:
         own = [line for line in data.errors if line.process.partition(" ")[0] == rank.role]
         raised = (one for one in own if EXCEPTION.match(one.text))
         if line := next(raised, own[0] if own else None):
-            return [f"first error of {rank.role} in the log, at {line.time}: {line.text[:200]}"]
+            return [
+                f"first error of {rank.role} in the log, at {line.time}: {public_line(line, 200)}"
+            ]
     return []
 
 

@@ -21,6 +21,7 @@ from mmrepro.base.units import size
 from mmrepro.failure.documents import EVIDENCE_DIR, Incident
 from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.failure.documents.folder import discard, make_run_dir, write_incident
+from mmrepro.failure.documents.published import Public
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
 from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
@@ -78,7 +79,7 @@ def diagnose(options: DiagnoseCommand, listener: Listener | None = None) -> Diag
         if kept:
             folder = write_incident(incident, folder, redactor)
             diagnosis.incident_dir = incident.incident_dir = str(folder)
-        shown = redactor.redact_model(diagnosis)
+        shown = Public.after(redactor).redact_model(diagnosis)
         return Diagnosed(shown, incident, folder if kept else None)
     finally:
         if not (folder / "incident.json").exists():
@@ -94,7 +95,8 @@ def _private(listener: Listener | None, redactor: Redactor) -> Listener | None:
     """What went wrong with an exchange may quote the server, and that what it was sent."""
     if listener is None:
         return None
-    return lambda event: listener(redactor.redact_model(event))
+    public = Public.after(redactor)
+    return lambda event: listener(public.redact_model(event))
 
 
 def _look(

@@ -41,6 +41,7 @@ from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose.raised import Raised
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_words import public_line
 from mmrepro.probes.stacks import StacksProbe
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -594,7 +595,7 @@ def _late(
             update={"state": StartState.STARTING, "sentence": words, "notes": notes}
         )
     where = _stacks(process)
-    last = f"last line: {answer.last.text[:160]}" if answer.last else "its log is empty"
+    last = f"last line: {public_line(answer.last, 160)}" if answer.last else "its log is empty"
     words = f"The start hangs {answer.stage}: {silence}, and {busy}."
     failed = FailedStart(
         fault=StartFault.HANG,

@@ -285,10 +285,10 @@ def test_a_large_log_keeps_what_is_around_its_end(tmp_path: Path) -> None:
     noise = (
         worked().replace("310.4", "0.0").replace("88.1", "0.0").replace("Running: 3", "Running: 0")
     )
-    end = fatal("KeyError: 'in the middle'", STEP).partition(READY)[2]
+    end = fatal("KeyError: 'in-the-middle'", STEP).partition(READY)[2]
     text = BEGUN + READY + noise * 9000 + end + noise.replace("INFO", "DEBUG") * 9000
     one = told_of(tmp_path, text)
-    assert one.cause.exception == "KeyError: 'in the middle'"
+    assert one.cause.exception == "KeyError: 'in-the-middle'"
     assert one.cause.line is not None
     assert 9000 < one.cause.line < 9030
     assert one.last_progress is not None

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 from mmrepro.base.errors import UnknownRelease, UsageError
 from mmrepro.base.records import WheelFacts
+from mmrepro.base.text.redact import Redactor
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments import build, index, lending, overlay, source
 from mmrepro.engines.environments.index import Listed, Page
@@ -252,6 +253,8 @@ def test_the_nearest_release_lends(version: str, kernels: str) -> None:
     [
         TreeLabel("0.33.0", "0123456789ab", "0.32.0"),
         TreeLabel("0.33.1.dev4", "123456789012", "0.33.0", "012345678", 3),
+        TreeLabel("0.5.23", "d21a827371d5", "0.5.23"),
+        TreeLabel("0.33.1.dev4", "1a2b3c4d5e6f", "0.33.0", "abc123def", 3),
         TreeLabel("0.11.1rc2.dev4", "abcdefabcdef", "0.11.1.post2", "abc123def"),
     ],
 )
@@ -259,6 +262,8 @@ def test_a_label_is_a_version_and_says_all(label: TreeLabel) -> None:
     text = str(label)
     assert TreeLabel.of(text) == label
     assert str(Version(text)) == text
+    command = f"mmrepro run NAME --release {text}"
+    assert Redactor().redact(command) == command  # what repeats a run stays whole
     spec = vllm_spec(text, "cpu")
     assert (spec.release, spec.tree, spec.kernels) == (text, label.digest, label.kernels)
     assert spec.dist_aliases == (f"vllm=={label.version}+cpu",)

@@ -167,7 +167,11 @@ with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     DEFAULT_URL_FOR_TEST = f"http://127.0.0.1:{probe.getsockname()[1]}"
 class CustomTestCase(unittest.TestCase):
-    pass
+    def _callTestMethod(self, method):  # as SGLang's own, which tries again
+        try:
+            super()._callTestMethod(method)
+        except Exception:
+            raise Exception("retry() exceed maximum number of retries.")
 def popen_launch_server(model, url, timeout, other_args):
     port = url.rpartition(":")[2]
     words = [sys.executable, os.environ["ENGINE"], model, *other_args, "--port", port]
@@ -247,6 +251,7 @@ def test_red_and_green(engines: None, case: Case, kind: str, bad: str) -> None:
     engine = case.server.engine
     head = " ".join(text.partition('"""')[2].partition('"""')[0].split())
     assert f"It fails with {engine} {bad}: " in head
+    assert "retry()" not in head
     assert f"It passes with {engine} good. Run by mmrepro on a CPU, with" in head
 
 
@@ -274,7 +279,7 @@ def test_what_does_not_tell_them_apart_is_not_handed_out(
 def test_a_server_that_never_answered_is_no_death(engines: None) -> None:
     """Where nothing is answered before the requests either, the test says so, and is red."""
     with pytest.raises(NotConfirmed, match="it answers nothing at all"):
-        run(finding(CASE, FindingClass.DEATH), CASE, "dies", "never answers")
+        run(finding(CASE, FindingClass.DEATH), CASE, "never answers", "good")
 
 
 def test_a_start_that_fails_is_red_where_it_is_the_finding(engines: None) -> None:

@@ -15,7 +15,7 @@ from hostile import plant
 from mmrepro.base.errors import BadIncident, UnwritableOutput, UsageError
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.public import LEFT_OUT
+from mmrepro.failure.documents.published import LEFT_OUT
 from mmrepro.failure.documents.stored import is_bundle, read_manifest
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle

@@ -1,0 +1,353 @@
+"""What of a document may leave: all that is printed, drawn or packed is made of this.
+
+A document on disk keeps what it is judged by. Kinds of records are known by their names, so that
+nothing is loaded for those that a document has not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from mmrepro.base.records import Record
+from mmrepro.base.text.looks import conversation
+from mmrepro.base.text.named import words_of
+from mmrepro.base.text.opaque import Span, names_a_digest
+from mmrepro.base.text.redact import PLACEHOLDER, Redactor, names_a_secret
+from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_words import CARRIES, hidden, hidden_in, refused
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from mmrepro.failure.documents import Incident
+    from mmrepro.failure.documents.cause import Cause
+    from mmrepro.failure.documents.model import KeyFrame, LogExcerpt
+    from mmrepro.failure.documents.replay import Finding, Sighting
+    from mmrepro.probes.data import EndpointAnswer, Frame, MetricSample
+    from mmrepro.traffic.evidence import Event
+
+M = TypeVar("M", bound=BaseModel)
+LEFT_OUT: Final = "[left out]"
+_SPOKEN: Final = ("cross-talk", "wrong-answer", "canary")
+"""Classes of findings whose sentences quote answers."""
+_QUOTED: Final = re.compile(r"""(['"])((?:\\.|(?!\1)[^\\]){3,4000})\1""")
+_HARMLESS: Final = re.compile(
+    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+(?: at 0x[0-9a-f]+| object at 0x[0-9a-f]+|: -?\d+"
+    r"|(?:,? \w+=-?\d[\d.e+-]*)+)>|(['\"]?[0-9a-f]{6,64}['\"]?)"
+)
+"""Numbers, objects by their class, address and numbers, and what may be a digest."""
+
+
+def redact_log(text: str, redactor: Redactor) -> str:
+    """``text`` of a log: besides secrets, what an engine quotes of users and their requests."""
+    text = redactor.redact(text)  # what is registered first: a quotation may end within it
+    text = redactor.hide("quoted", text, uncovered(text, hidden_in(text)))
+    return redacted_words(text, redactor)
+
+
+def redacted_words(text: str, redactor: Redactor) -> str:
+    text = redactor.redact(text)
+    return redactor.hide("prompt", text, uncovered(text, conversation(text)))
+
+
+def uncovered(text: str, spans: Iterable[Span]) -> Iterator[Span]:
+    """The spans, less what is a placeholder in them."""
+    for begin, end in spans:
+        for match in PLACEHOLDER.finditer(text, begin, end):
+            if begin < match.start():
+                yield begin, match.start()
+            begin = match.end()
+        if begin < end:
+            yield begin, end
+
+
+# ----------------------------------------------------------------------------- any document
+
+Loaded = TypeVar("Loaded")
+
+
+def published(loaded: Loaded, redactor: Redactor | None = None) -> Loaded:
+    """What of a document, or of a finding with its folder, may leave: all that is printed, drawn
+    or packed is made of this. The document on disk keeps what it is judged by.
+    """
+    if type(loaded).__name__ == "LoadedFinding":
+        whole: Any = loaded
+        finding, replay = published(whole.finding), published(whole.replay)
+        made: Loaded = replace(whole, finding=finding, replay=replay)
+        return made
+    if not isinstance(loaded, Record):
+        return loaded
+    if redactor is None:
+        redactor = Public()
+        redactor.reserve(loaded.model_dump_json())
+    return redactor.redact_model(loaded)
+
+
+class Public(Redactor):
+    """As a :class:`Redactor`, and what users wrote goes wherever a kind of record may hold it: by
+    its place, whatever it says. Of a log line the engine's own words stay."""
+
+    @classmethod
+    def after(cls, redactor: Redactor) -> Self:
+        """One that goes on with the mapping of ``redactor``."""
+        made = cls()
+        made.__dict__.update(redactor.__dict__)
+        return made
+
+    def redact_model(self, model: M) -> M:
+        """Names of files are known first: they stand in sentences, too."""
+        for path in _files(model):
+            self.name_file(path)
+        if type(model).__name__ == "Incident":
+            self.names = _known(model)
+        return super().redact_model(model)
+
+    names: frozenset[str] = frozenset()
+    """Names that the report shows anyway, of the model and of a run's own requests: they stay where
+    an engine quotes them."""
+
+    def redact(self, text: str) -> str:
+        """As a redactor; a log line within another's sentence is read as such as well."""
+        if (found := CARRIES.search(text)) is not None:
+            at = found.start()
+            spans = ((begin + at, end + at) for begin, end in hidden(text[at:]))
+            text = self.hide("quoted", text, uncovered(text, spans))
+        return super().redact(text)
+
+    def _model(self, model: M) -> M:
+        view = _VIEWS.get(type(model).__name__)
+        made = super()._model(view(self, model) if view is not None else model)
+        text = made.text if isinstance(made, LogLine) else None
+        if text is None:
+            return made
+        places = [match.span() for match in _QUOTED_MARK.finditer(text)]  # of other lengths now
+        return made.model_copy(update={"quoted": places})
+
+    def name_file(self, path: str) -> None:
+        """Register the name of a file, but for one that says nothing of anybody."""
+        name = path.rpartition("/")[2]
+        if name not in self.names and not all(map(_is_plain, _NAME_PARTS.findall(name))):
+            self.add(name, "file")
+
+    def quoted(self, text: str, spans: Iterable[Span]) -> str:
+        """``text`` with a placeholder for each span that is no known name."""
+        spans = uncovered(text, spans)
+        return self.hide("quoted", text, (s for s in spans if text[slice(*s)] not in self.names))
+
+
+_QUOTED_MARK: Final = re.compile(r"\[redacted:(?:quoted|prompt|answer)-\d{1,9}\]")
+_NAME_PARTS: Final = re.compile(r"[^\W\d_]+")
+_PLAIN_NAMES: Final = words_of("""
+    log logs out err stdout stderr std output error errors engine core server serve vllm sglang
+    lmdeploy minivllm api worker workers rank node gpu cpu process processes pid main app service
+    docker container pod kubectl journal syslog kern kernel dmesg messages system run runner control
+    gate check trigger after start stop metrics http stacks stack syscalls connections inference
+    requests request dump dumps crash core trace traceback json jsonl txt gz zst bz xz zip yaml yml
+    csv prom pkl py md html lock packages resolved environ environment evidence incident report
+    structured twice broken series events reproducer flight recorder nccl ras nvidia smi tp pp dp ep
+    date old new prev current rotated frontend front backend decode prefill router proxy gateway
+    utc mon tue wed thu fri sat sun jan feb mar apr may jun jul aug sep oct nov dec t z a b
+""")
+
+
+def _is_plain(word: str) -> bool:
+    return word.lower() in _PLAIN_NAMES or len(word) < 2
+
+
+def _files(model: Any) -> Iterator[str]:
+    """Names of files that somebody else gave."""
+    kind = type(model).__name__
+    if kind == "Incident":
+        for result in model.evidence.probes:
+            if type(result.data).__name__ in ("LogsData", "RequestDumpData"):
+                yield from _files_of(result.data)
+        if model.diagnosis is not None:
+            yield from _files(model.diagnosis)
+    elif kind == "Diagnosis":
+        yield from model.target.logs
+        yield from (file.file for file in model.dumps.files) if model.dumps else ()
+    elif kind == "LogReading":
+        yield from _files_of(model.log)
+        yield from (file.file for file in model.dumps.files) if model.dumps else ()
+
+
+def _files_of(data: Any) -> Iterator[str]:
+    yield data.file
+    yield from (*getattr(data, "files", ()), *getattr(data, "unread", ()))
+
+
+def _known(incident: Any) -> frozenset[str]:
+    """Words of its command, what a run called its own requests (their ids, too) and its files."""
+    names = {*incident.engine.command, *(one.file for e in incident.exhibits for one in e.shown)}
+    names |= {raw for result in incident.evidence.probes for raw in result.raw}
+    names |= {f"{one.name}.json" for one in incident.evidence.reproducers}
+    names |= {incident.engine.packages_file.rpartition("/")[2]}
+    if incident.diagnosis is not None:
+        names |= {incident.diagnosis.target.model, *incident.diagnosis.target.command}
+    else:
+        labels = (request.label for request in incident.evidence.requests)
+        names |= {word for label in labels for word in re.findall(r"[\w.-]+", label)}
+    for condition in incident.verdict.conditions if incident.verdict else ():
+        names |= {file.rpartition("/")[2] for file in condition.evidence}
+    return frozenset(names)
+
+
+# Each: what of a record of that type may leave, before its texts are redacted.
+
+
+def _line(public: Public, line: LogLine) -> LogLine:
+    spans = [*hidden(line.text, line.source, line.level, line.quoted), *hidden_in(line.text)]
+    return line.model_copy(update={"text": public.quoted(line.text, _apart(spans))})
+
+
+_EXCERPT: Final = re.compile(r"(?P<level>[A-Z]{4,8})?(?: ?\[(?P<source>[^\]\n]{1,200})\])? ?")
+
+
+def _excerpt(public: Public, line: LogExcerpt) -> LogExcerpt:
+    """As of a log line; its beginning is what mmrepro put there."""
+    head = _EXCERPT.match(line.text)
+    at = head.end() if head else 0
+    found = list(hidden_in(line.text))
+    if head and head["source"]:
+        found += [(a + at, b + at) for a, b in hidden(line.text[at:], head["source"])]
+    return line.model_copy(update={"text": public.quoted(line.text, _apart(found))})
+
+
+def _apart(spans: Iterable[Span]) -> Iterator[Span]:
+    """The same in order, without what two of them share."""
+    end = 0
+    for begin, stop in sorted(spans):
+        if stop > end:
+            yield max(begin, end), stop
+            end = stop
+
+
+def _event(public: Public, event: Event) -> Event:
+    if event.source != "engine":
+        return event
+    return event.model_copy(update={"text": redact_log(event.text, public)})
+
+
+def _incident(public: Public, incident: Incident) -> Incident:
+    detail = [redact_log(text, public) for text in incident.failure_detail]
+    return incident.model_copy(update={"failure_detail": detail})
+
+
+def _frame(public: Public, frame: Frame | KeyFrame) -> BaseModel:
+    variables = {name: harmless(value, name) for name, value in frame.locals.items()}
+    return frame.model_copy(update={"locals": variables})
+
+
+_LABELS: Final = words_of("""
+    le quantile engine engine_type engine_index finished_reason finish_reason reason mode method
+    handler status code generation implementation major minor patchlevel version tp_rank pp_rank
+    dp_rank moe_ep_rank rank stage device gpu cache kind type source position is_mm dtype
+""")
+_VALUE: Final = re.compile(
+    r"-?[\d.e+-]*|(?i:true|false|none|auto|inf|nan|cpu|cuda|xxhash|sha256|builtin|xxhash_cbor"
+    r"|sha256_cbor|fp8\w*|bf?loat16|float(?:16|32)|int8|all|align|lru)"
+)
+
+
+def label(name: str, value: str, served: Container[str] = ()) -> bool:
+    """Whether a label of a metric may leave: neither tenants nor adapters have a place in it."""
+    return name in _LABELS or value in served or bool(_VALUE.fullmatch(value))
+
+
+def _sample(public: Public, sample: MetricSample) -> MetricSample:
+    labels = {
+        name: value if label(name, value, public.names) else public.placeholder("label", value)
+        for name, value in sample.labels.items()
+    }
+    return sample.model_copy(update={"labels": labels})
+
+
+def _answer(public: Public, answer: EndpointAnswer) -> EndpointAnswer:
+    """An error quotes what it refuses; a list of models has adapters of tenants in it."""
+    if answer.status is not None and answer.status >= 400:
+        return answer.model_copy(update={"body": redact_log(answer.body, public)})
+
+    def one(match: re.Match[str]) -> str:
+        return (
+            match[0]
+            if match[2] in public.names
+            else match[1] + public.placeholder("label", match[2])
+        )
+
+    return answer.model_copy(update={"body": _MODELS.sub(one, answer.body)})
+
+
+_MODELS: Final = re.compile(r'("(?:id|root|parent)": ?")(?!modelperm-|/|\[redacted:)([^"\\]+)(?=")')
+
+
+def _cause(public: Public, cause: Cause) -> Cause:
+    """Of a document that was written before causes were made of an engine's own words."""
+    changes = {"exception": redact_log(cause.exception, public)}
+    return cause.model_copy(update=changes)
+
+
+def _sighting(public: Public, seen: Sighting) -> Sighting:
+    if seen.finding_class not in _SPOKEN:
+        return seen
+    return seen.model_copy(update={"said": _hide_quotes(seen.said, public)})
+
+
+def _finding(public: Public, finding: Finding) -> Finding:
+    """Without answers to words that do not go out, nor what a server quotes of a request."""
+    changes: dict[str, object] = {
+        "observed": {op: public_reply(text, public) for op, text in finding.observed.items()},
+        "log_lines": [redact_log(text, public) for text in finding.log_lines],
+    }
+    if finding.finding_class in _SPOKEN:
+        changes["said"] = _hide_quotes(finding.said, public)
+        changes["known_why"] = _hide_quotes(finding.known_why, public)
+        changes["also"] = [_hide_quotes(text, public) for text in finding.also]
+    return finding.model_copy(update=changes)
+
+
+_COUNTED: Final = re.compile(r"\d+ tokens?")
+_STATUS: Final = re.compile(r"([1-5]\d\d|no answer)\b ?")
+
+
+def public_reply(text: str, redactor: Redactor) -> str:
+    """What came of a request: its status, and of an error's message what the engine says by itself.
+
+    A request's words may stand in it without any quotation marks, so that only what comes before
+    the first sign that something is quoted stays.
+    """
+    found = _STATUS.match(text)
+    if found is None or found[1][0] == "n":
+        return text
+    if found[1][0] == "2":
+        return text if _COUNTED.fullmatch(text, found.end()) else found[1]
+    message = text[found.end() :]
+    spans = uncovered(message, refused(message))
+    return text[: found.end()] + redactor.hide("quoted", message, spans)
+
+
+def _hide_quotes(text: str, redactor: Redactor) -> str:
+    return _QUOTED.sub(lambda m: redactor.placeholder("answer", m[2]), text)
+
+
+_VIEWS: Final[Mapping[str, Callable[[Public, Any], Any]]] = {
+    "LogLine": _line,
+    "LogExcerpt": _excerpt,
+    "Event": _event,
+    "Incident": _incident,
+    "Frame": _frame,
+    "KeyFrame": _frame,
+    "MetricSample": _sample,
+    "EndpointAnswer": _answer,
+    "Cause": _cause,
+    "Sighting": _sighting,
+    "Finding": _finding,
+}
+
+
+def harmless(value: str, name: str) -> str:
+    """A number, or a digest where one is expected; nothing of what is called a secret."""
+    found = _HARMLESS.fullmatch(value.strip())
+    known = found and (names_a_digest(name) or not found[1] or found[1].strip("'\"").isdigit())
+    return value if known and not names_a_secret(name) else LEFT_OUT
