@@ -1,16 +1,6 @@
 """mmrepro: reproduce and diagnose failures of LLM inference engines."""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mmrepro.api import (
-        diagnose as diagnose,
-        judge as judge,
-        load as load,
-        logs as logs,
-        replay as replay,
-        run as run,
-    )
+from typing import Any
 
 __version__ = "0.2.0"
 

@@ -5,10 +5,8 @@ have the names of the command's fields (``mmrepro schema`` has the documents, an
 --help`` the options): ``timeout_s=60``, ``mitigations=["fix"]``. Each error is a
 :class:`~mmrepro.base.errors.MmreproError` with a sentence, a hint and an exit code.
 
-    import mmrepro
-
-    incident = mmrepro.run("ghost-key-eviction", release="0.23.0")
-    assert incident.verdict.outcome == "reproduced"
+    >>> incident = mmrepro.run("ghost-key-eviction", release="0.23.0")
+    >>> assert incident.verdict.outcome == "reproduced"
 """
 
 from __future__ import annotations

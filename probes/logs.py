@@ -193,7 +193,10 @@ def scan(
 
 
 def identify(
-    path: Path, marks: Mapping[str, Pattern], most_bytes: int | None = None
+    path: Path,
+    marks: Mapping[str, Pattern],
+    most_bytes: int | None = None,
+    deadline_s: float | None = None,
 ) -> LogsData | None:
     """Whose log it is, by the form of its lines and by what its last start says; None: it cannot be
     read, or no line has an engine's form.
@@ -201,10 +204,13 @@ def identify(
     Args:
         marks: engine -> expression of a line that each of its starts logs; a group "release".
         most_bytes: of its beginning, so much is read.
+        deadline_s: seconds; what was read until then counts.
     """
     scanner = Scanner({}, None, file=str(path), marks=marks)
-    with contextlib.suppress(Unavailable, *BROKEN), open_log(path) as stream:
-        scanner.scan(stream if most_bytes is None else io.BytesIO(stream.read(most_bytes)))
+    deadline = None if deadline_s is None else time.monotonic() + deadline_s
+    with contextlib.suppress(Unavailable, TimedOut, *BROKEN), open_log(path) as stream:
+        part = stream if most_bytes is None else io.BytesIO(stream.read(most_bytes))
+        scanner.scan(part, deadline)
     found = scanner.result()
     return found if found.engine else None
 

@@ -40,6 +40,7 @@ from _confined import confine
 from hardening._lines import Lines, furnish
 from hardening.common import apart, loopback_up
 from mmrepro.base.errors import ExitCode
+from mmrepro.campaign.bisect.once import GitCode
 
 LIMIT_S, KILL_S = 10.0, 30.0
 WAITING_S = {("diagnose",): 20.0, ("matrix", "run"): 25.0}
@@ -89,7 +90,8 @@ class Ran:
             found.append("traceback")
         if "bug of mmrepro" in self.said:
             found.append("bug")
-        if self.code not in set(ExitCode):
+        git = {*GitCode} if self.line[:1] == ["bisect-run"] else set()
+        if self.code not in {*ExitCode, *git}:
             found.append(f"exit code {self.code}")
         if self.seconds > self.limit_s:
             found.append(f"over {self.limit_s:.0f} s")

@@ -37,12 +37,12 @@ def demo(asked: DemoCommand) -> None:
     from importlib.resources import as_file, files
 
     from mmrepro.base.errors import UsageError
-    from mmrepro.base.machine.files import write_file
+    from mmrepro.base.machine.files import is_file, write_file
     from mmrepro.cli.console import table_console
     from mmrepro.cli.incidents import show_page
     from mmrepro.failure.documents.stored import read_listed
     from mmrepro.reports import load
-    from mmrepro.reports.documents import kind_of
+    from mmrepro.reports.incident import KIND
     from mmrepro.reports.terminal import print_page
     from mmrepro.runs.judge import rejudge
     from mmrepro.scenario.registry import load_scenario
@@ -50,9 +50,10 @@ def demo(asked: DemoCommand) -> None:
     with as_file(files("mmrepro.cli") / RECORDING) as recording:
         recorded = read_listed(recording, FILE)
     stored = asked.out / FILE
-    if stored.exists() and stored.read_bytes() != recorded:
+    ours = is_file(stored) and stored.read_bytes() == recorded
+    if not ours and asked.out.exists() and not (asked.out.is_dir() and not [*asked.out.iterdir()]):
         raise UsageError(
-            f"{asked.out} holds another incident.", hint="mmrepro demo --out ANOTHER-FOLDER"
+            f"{asked.out} is something else already.", hint="mmrepro demo --out ANOTHER-FOLDER"
         )
     asked.out.mkdir(parents=True, exist_ok=True)
     write_file(stored, recorded.decode())
@@ -64,7 +65,7 @@ def demo(asked: DemoCommand) -> None:
         f"A recorded run, judged again now by its {len(found.parts)} conditions and claims: "
         f"{found.now.outcome.value}, {again} the run.\n"
     )
-    print_page(kind_of(asked.out).compose(incident), table_console())
+    print_page(KIND.compose(incident), table_console())
     typer.echo("\n" + NEXT.format(run=f"run {name}", show=f"show {name}"))
     show_page(asked.out, only_print=asked.print)
     if found.differs:

@@ -10,6 +10,7 @@ from mmrepro.failure.signature import Finding, Truth, checks
 from mmrepro.failure.signature.views import Logs, Metrics, Requests
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import (
+    ASKS_FOR_A_CHANGE,
     OPPOSITE,
     Claim,
     LiveFacts,
@@ -47,6 +48,8 @@ class Switched(Scenario):
     def fault_off(self, requests: Requests, logs: Logs) -> Finding:
         on = self.fault_on(requests, logs)
         return Finding(OPPOSITE.get(on.truth, on.truth), on.observed)
+
+    setattr(fault_off, ASKS_FOR_A_CHANGE, True)
 
 
 def root_cause(text: str) -> Claim:

@@ -218,7 +218,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "prediction",
             f"--cache-max-entry-count {best.setting} is enough: {best.blocks} blocks, "
             f"{best.max_tokens} tokens",
-            "mmrepro kv-budget", by=foretold(best.setting), refutable_on=AFFECTED,
+            "mmrepro kv-budget", by=foretold(best.setting), refutable_on=AFFECTED, cured=True,
             given="prompt-arrived", otherwise="the prompt did not come to the engine",
         ),
     )  # fmt: skip

@@ -151,7 +151,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     finally:
         child.kill()
     assert child.returncode == 130
-    assert "(0 runs of 9 points; what has ended is kept)" in told
+    assert f"No run of this bisection ended; its options are in {out}" in told
     assert (
         f"to resume, run: mmrepro bisect ghost-key-eviction --device cpu --out {out} --resume"
         in told

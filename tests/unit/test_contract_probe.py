@@ -22,6 +22,8 @@ from mmrepro.scenario.registry import load_scenario
 ENVIRONMENT: Any = SimpleNamespace(
     python=Path("/venv/bin/python"),
     path=Path("/venv"),
+    site_packages=Path("/venv/lib"),
+    python_of="",
     state_dir=Path("/venv/state"),
     spec=SimpleNamespace(release="0.12.0", device="cpu"),
 )

@@ -54,7 +54,7 @@ def test_the_core_needs_no_extra(tmp_path: Path, words: tuple[str, ...], code: i
 
 
 @pytest.mark.parametrize(
-    "words", ["run ghost-key-eviction --yes", "fuzz minivllm --budget 1m", "new odd --engine vllm"]
+    "words", ["replay x.har --engine vllm", "fuzz minivllm --budget 1m", "new odd --engine vllm"]
 )
 def test_a_missing_extra_is_one_sentence_with_the_line_to_type(tmp_path: Path, words: str) -> None:
     ran = core(tmp_path, *words.split())

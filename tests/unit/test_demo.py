@@ -54,8 +54,10 @@ def test_a_verdict_that_evidence_does_not_carry_is_another_one(
     assert "reproduced, which differs from the run" in shown.output.splitlines()[0]
 
 
-def test_another_incident_is_never_replaced(tmp_path: Path) -> None:
-    (tmp_path / "incident.json").write_text("{}")
+@pytest.mark.parametrize("name", ["incident.json", "fuzz.json"])
+def test_what_is_there_is_never_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
     shown = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert isinstance(shown.exception, UsageError)
-    assert (tmp_path / "incident.json").read_text() == "{}"
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "{}"

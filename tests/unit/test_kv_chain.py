@@ -209,7 +209,7 @@ def inference(status: int | None, error: str) -> InferenceData:
     ("status", "error", "fit"),
     [
         (500, "HTTP 500: Internal Server Error", Fit.MATCH),
-        (503, "HTTP 503: x", Fit.MATCH),
+        (503, "HTTP 503: x", Fit.LIKELY),  # a gateway's words, perhaps
         (200, "the completion ended with finish_reason 'error'", Fit.MATCH),
         (200, "the 200 answer is not JSON", Fit.LIKELY),
         (401, "HTTP 401: Unauthorized", Fit.LIKELY),

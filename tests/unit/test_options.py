@@ -255,7 +255,7 @@ def test_the_command_line_then_a_variable_then_the_file(
 
 
 def test_folders_are_the_files_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.mmrepro.runs]\nmodel = "models/m"\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.mmrepro.run]\nmodel = "models/m"\n')
     (below := tmp_path / "a").mkdir()
     (below / "pyproject.toml").write_text("[tool.other]\n")
     monkeypatch.chdir(below)

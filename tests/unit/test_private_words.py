@@ -86,7 +86,7 @@ def test_what_names_a_person_or_a_machine_goes(kind: str) -> None:
         'user=None user=\'user\' --user 1000:1000 "role": "user", "content": 5',
         "/run/user/1000/x /usr/lib/x /Users/Shared vllm/users/models.py",
         "4111111111111112 1763776641123456789 took 12345678901 bytes, 2026-11-21 02:44:01",
-        "HF_HOME=/root/.cache/huggingface PYTHONPATH=/usr/lib/python3.11/site-packages",
+        "HF_HOME=/srv/.cache/huggingface PYTHONPATH=/usr/lib/python3.11/site-packages",
         "RAY_ADDRESS=auto host=None MASTER_ADDR=127.0.0.1 --host 0.0.0.0",
         "pattern=a path=b spinning: 1 compat=3 pin_memory=True two_pass=True session=12, x",
         "a ~ b, ~=1.2, ~5 % of 3-4-5, 555-1234, +1024, 0x7f1e7e7ea9f0",

@@ -277,13 +277,14 @@ def test_nothing_is_lost_between_placeholders() -> None:
     assert one.redact("[redacted:key-1] redacted") == "[redacted:key-1] [redacted:secret-1]"
 
 
-def test_memory_is_bounded() -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "MAX_CACHED", 5000)
     one = redactor()
-    for length, kept in ((4096, True), (4097, False)):
+    for length, kept in ((4000, True), (1001, False), (1000, True)):
         private = "a@b.org".ljust(length)
         one.redact(private)
         assert (private in one._cache) is kept
-    one._cache = {str(n): "" for n in range(49_999)}
+    one._cache, one._cached = {str(n): "" for n in range(49_999)}, 0
     one.redact("the last one that is kept: a@b.org")
     one.redact("one more: a@b.org")
     assert list(one._cache)[49_999:] == ["the last one that is kept: a@b.org"]

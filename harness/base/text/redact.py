@@ -39,6 +39,8 @@ _CLEAN: Final[dict[str, set[str]]] = {}
 PLACEHOLDER: Final = re.compile(r"\[redacted:[a-z]{1,20}-\d{1,9}\]")
 # Shorter registered secrets would redact ordinary words: a prompt "hi" is in every "while".
 MIN_SECRET: Final = 6
+MAX_CACHED: Final = 64 << 20
+"""Characters of texts whose results are kept: long ones occur again and again."""
 MAX_TEXT: Final = 8 << 20
 _CUT: Final = " [cut: too long to redact]"
 # What a client keeps of a prompt, and what engines log of it.
@@ -74,6 +76,8 @@ class Redactor:
         self._counts: dict[str, int] = {}
         self._registered: list[tuple[str, str]] = []
         self._cache: dict[str, str] = {}
+        self._cached = 0
+        self._digests: set[str] = set()
         self._clean = _CLEAN.setdefault(path, set())
         self._home = (
             re.compile(rf"(?:(?<![\w./~-])|(?<=://)){re.escape(path)}(?![\w.-])")
@@ -103,6 +107,7 @@ class Redactor:
         self._registered += [(form, placeholder) for form in forms - known if form.strip()]
         self._registered.sort(key=lambda pair: (-len(pair[0]), pair))
         self._cache.clear()
+        self._cached = 0
         return placeholder
 
     def reserve(self, text: str) -> None:
@@ -110,6 +115,10 @@ class Redactor:
         for match in PLACEHOLDER.finditer(text):
             kind, _, number = match[0][len("[redacted:") : -1].rpartition("-")
             self._counts[kind] = max(self._counts.get(kind, 0), int(number))
+
+    def know(self, digests: Iterable[str]) -> None:
+        """These are digests, as commits are, whatever field holds them."""
+        self._digests.update(digests)
 
     def redact(self, text: str) -> str:
         """``text`` with everything private replaced. Idempotent; at most 8 MiB are kept."""
@@ -125,12 +134,12 @@ class Redactor:
         if seen != result and (shown := self._settled(seen)) != seen:
             result = shown  # without its colours, since something private stands among them
         result = self._settled(result)
-        if result == text:
-            if len(text) <= 512 and len(self._clean) < 50_000 and not self._registered:
+        if result == text and len(text) <= 512 and not self._registered:
+            if len(self._clean) < 50_000:
                 self._clean.add(text)
-            return text
-        if len(text) <= 4096 and len(self._cache) < 50_000:
+        elif len(self._cache) < 50_000 and self._cached + len(text) <= MAX_CACHED:
             self._cache[text] = result
+            self._cached += len(text)
         return result
 
     def redact_model(self, model: M) -> M:
@@ -175,7 +184,11 @@ class Redactor:
         yield self._home_paths
         yield self._people
         yield lambda t: _sub(_BROKEN, self._broken, t, "\n")
-        yield lambda t: self.hide("opaque", t, opaque_spans(t))
+        yield lambda t: self.hide("opaque", t, self._unknown(t))
+
+    def _unknown(self, text: str) -> list[Span]:
+        """Opaque tokens that are no digest that is known."""
+        return [span for span in opaque_spans(text) if text[slice(*span)] not in self._digests]
 
     def _known(self, text: str) -> str:
         for secret, placeholder in self._registered:
@@ -318,6 +331,8 @@ class Redactor:
 
     def redact_named(self, value: str, name: str) -> str:
         """``value`` redacted; altogether if ``name`` says that it is a secret."""
+        if value in self._digests:
+            return value
         name = name.lstrip("-")
         told = secrecy(name)
         if not told and value in self._clean and not self._registered:

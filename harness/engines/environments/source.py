@@ -43,6 +43,7 @@ COMPILED = re.compile(r"\.so(\.\d+)*$|\.pyd$|\.py[co]$|(^|/)__pycache__/")
 REQUIREMENT_FILES = ("requirements/{0}.txt", "requirements-{0}.txt", "requirements/runtime_{0}.txt")
 LAST_REQUIREMENT_FILES = ("requirements/runtime.txt", "requirements.txt")
 MAX_BYTES = 256 << 20
+MAX_ARCHIVE = 4 << 30
 BESIDE = re.compile(
     r"(PKG-INFO|\.gitignore|pyproject\.toml|requirements[\w./-]*\.txt|[\w.-]+\.(dist|egg)-info/"
     r"(METADATA|PKG-INFO|entry_points\.txt))$"
@@ -205,6 +206,8 @@ def _opened(text: str) -> Iterator[_Files]:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack what is no compiled code: of a CUDA wheel that is a tenth."""
+    if (size := archive.stat().st_size) > MAX_ARCHIVE:
+        raise UsageError(f"{archive} has {size} bytes: no sdist or wheel is as large.")
     try:
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:

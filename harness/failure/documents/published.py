@@ -102,6 +102,8 @@ class Public(Redactor):
             self.name_file(path)
         if type(model).__name__ == "Incident":
             self.names = _known(model)
+        if type(model).__name__ == "Bisection":
+            self.know(point.commit for point in getattr(model, "points", ()) if point.commit)
         return super().redact_model(model)
 
     names: frozenset[str] = frozenset()
@@ -117,7 +119,7 @@ class Public(Redactor):
         return super().redact(text)
 
     def _model(self, model: M) -> M:
-        view = _VIEWS.get(type(model).__name__)
+        view = _VIEWS.get(_name(type(model)))
         made = super()._model(view(self, model) if view is not None else model)
         text = made.text if isinstance(made, LogLine) else None
         if text is None:
@@ -150,6 +152,11 @@ _PLAIN_NAMES: Final = words_of("""
     date old new prev current rotated frontend front backend decode prefill router proxy gateway
     utc mon tue wed thu fri sat sun jan feb mar apr may jun jul aug sep oct nov dec t z a b
 """)
+
+
+def _name(kind: type) -> str:
+    """Module and class: several modules have an ``Event``."""
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
 
 
 def _is_plain(word: str) -> bool:
@@ -332,17 +339,17 @@ def _hide_quotes(text: str, redactor: Redactor) -> str:
 
 
 _VIEWS: Final[Mapping[str, Callable[[Public, Any], Any]]] = {
-    "LogLine": _line,
-    "LogExcerpt": _excerpt,
-    "Event": _event,
-    "Incident": _incident,
-    "Frame": _frame,
-    "KeyFrame": _frame,
-    "MetricSample": _sample,
-    "EndpointAnswer": _answer,
-    "Cause": _cause,
-    "Sighting": _sighting,
-    "Finding": _finding,
+    "data.LogLine": _line,
+    "model.LogExcerpt": _excerpt,
+    "model.Event": _event,
+    "model.Incident": _incident,
+    "data.Frame": _frame,
+    "model.KeyFrame": _frame,
+    "data.MetricSample": _sample,
+    "data.EndpointAnswer": _answer,
+    "cause.Cause": _cause,
+    "replay.Sighting": _sighting,
+    "replay.Finding": _finding,
 }
 
 

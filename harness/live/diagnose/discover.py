@@ -260,12 +260,16 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
     refresh(target)
 
 
+IDENTIFY_S = 4.0
+"""To find a gone server's engine in its log; some 2 GB are read in that time."""
+
+
 def name_engine_by_log(target: Target) -> None:
     """Of a server that is gone: the engine by the form of its log's lines, and often its release,
     as the last start says it that the log holds: an earlier one may have been of another."""
     facts = target.facts
     for path in filter(lambda log: is_file(Path(log)), facts.logs):  # opening a FIFO waits for ever
-        if (found := identify(Path(path), log_marks())) is None:
+        if (found := identify(Path(path), log_marks(), deadline_s=IDENTIFY_S)) is None:
             continue
         engine = ENGINES[found.engine]
         target.engine, facts.engine = engine, engine.name

@@ -45,7 +45,6 @@ _WANTED: Final = {
 DEEPEST = max(map(len, _WANTED)) + 1
 _COUNTED: Final = {
     (*_ENTRY, "response", "headers", "item"): "header",
-    (*_ENTRY, "request", "cookies", "item"): "cookie",
     (*_ENTRY, "response", "cookies", "item"): "cookie",
     (*_ENTRY, "_webSocketMessages", "item"): "websocket message",
 }

@@ -294,6 +294,8 @@ class Bodies:
         except ValueError as error:
             raise Unusable("an entry without an address") from error
         path = played_path(parts.path, whole=self.own)
+        if not path.startswith("/"):
+            raise Unusable("an entry without an address")
         self.changed["prefix"] += path.rstrip("/") != parts.path.rstrip("/")
         kept = []
         for pair in parts.query.split("&") if parts.query else []:

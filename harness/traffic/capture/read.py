@@ -340,7 +340,10 @@ def _operation(line: Line, bodies: Bodies, tally: Tally) -> Operation:
     headers = request.get("headers")
     given = headers.items() if isinstance(headers, dict) else []
     told = [(str(name), str(value)) for name, value in given]
-    target = urlsplit(str(request.get("url", "")) or "/")
+    try:
+        target = urlsplit(str(request.get("url", "")) or "/")
+    except ValueError as error:
+        raise Unusable("an entry without an address") from error
     path = target._replace(scheme="", netloc="", fragment="").geturl()
     kind = [("Content-Type", JSON_TYPE)] if body else []
     return bodies.request(method, path, [*kind, *told], body.encode("utf-8", "surrogateescape"))

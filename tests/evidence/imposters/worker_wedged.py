@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
 from mmrepro.probes.data import Frame, InferenceData, LogsData, ProcessesData, StacksData
-from mmrepro.scenarios.worker_wedged import ENDED, MARKED, TEXT
+from mmrepro.scenarios.worker_wedged import ENDED, MARKED, RAISED, TEXT
 
 from imposters import Imposter
 from imposters.vllm_edits import Edit, reply, without
@@ -62,6 +62,23 @@ def every() -> Iterator[Imposter]:
             f"worker-wedged {variant}: no stacks", recording, "absent-probe",
             "stacks could not be read", without("stacks"), UNDECIDED, both,
         )  # fmt: skip
+    raises = "worker-wedged-raises-0.32.0"
+    yield Imposter(
+        "worker-wedged raises: it answers", raises, "healthy", "every request is answered",
+        answered, Outcome.NOT_REPRODUCED,
+    )  # fmt: skip
+    yield Imposter(
+        "worker-wedged raises: the core idles", raises, "other-cause",
+        "EngineCore waits for work, and not for a worker", core_idles, OTHER, both,
+    )  # fmt: skip
+    yield Imposter(
+        "worker-wedged raises: no exception", raises, "other-cause",
+        "the log has no exception of a worker", unlogged(RAISED), OTHER, both,
+    )  # fmt: skip
+    yield Imposter(
+        "worker-wedged raises: no stacks", raises, "absent-probe", "stacks could not be read",
+        without("stacks"), UNDECIDED, both,
+    )  # fmt: skip
     killed = "worker-wedged-killed-0.32.0"
     yield Imposter(
         "worker-wedged killed: the request is answered", killed, "healthy",

@@ -28,7 +28,10 @@ MODEL = TinyQwen3()
 
 def plan(*options: str, device: str = "cpu", mitigations: tuple[str, ...] = ()) -> Any:
     environment: Any = SimpleNamespace(
-        python=Path("/venv/bin/python"), spec=SimpleNamespace(release=MINIVLLM, device=device)
+        python=Path("/venv/bin/python"),
+        site_packages=Path("/venv/lib"),
+        python_of="",
+        spec=SimpleNamespace(release=MINIVLLM, device=device),
     )
     run = RunCommand(server_args=options, mitigations=mitigations)
     return ServerSpec(load_scenario("mm-prefill-contract"), run, environment, Path("/model")).plan(

@@ -167,7 +167,7 @@ def test_a_damaged_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     assert data.match_counts["work"] > 5_000, "what came before the damage is kept"
     assert data.stuck_count == 1
     assert set(data.unread) == {str(tmp_path / "s.log.2.gz"), str(tmp_path / "s.log.1.zst")}
-    assert "zstd" in data.unread[str(tmp_path / "s.log.1.zst")]
+    assert "Zstandard" in data.unread[str(tmp_path / "s.log.1.zst")]
 
 
 def test_the_most_recent_files_that_fit(tmp_path: Path) -> None:

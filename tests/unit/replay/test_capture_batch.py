@@ -111,3 +111,11 @@ def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
         read(write(tmp_path, b"\x80\x04\x95\x00\x00", "dump.pkl"), SERVER)
     assert "is a pickle" in told.value.message
     assert told.value.hint.endswith("--log-requests --log-requests-level 3")
+
+
+def test_an_address_that_is_no_path_is_left_out(tmp_path: Path) -> None:
+    urls = (CHAT, "4", "http://[", "chat/completions")
+    file = batch(tmp_path, *(line(chat("hello"), url=url) for url in urls))
+    captured = read(file, SERVER)
+    assert [op.path for op in captured.case.operations] == [CHAT]
+    assert captured.case.origin.left_out == {"an entry without an address": 3}

@@ -115,7 +115,7 @@ def test_markdown_stays_below_the_limit_whatever_comes() -> None:
             "log_lines": [whole.log_lines[0].model_copy(update={"text": long + "\n" * 500})] * 500,
             "symptoms": [whole.symptoms[0].model_copy(update={"observed": long})] * 500,
             "claims": [whole.claims[0].model_copy(update={"observed": long})] * 500,
-            "sources": [whole.sources[0].model_copy(update={"lines": [long] * 500})] * 50,
+            "sources": [whole.sources[0].model_copy(update={"lines": [long] * 50})] * 50,
             "left_behind": [long] * 500,
             "command": long,
         }
