@@ -19,8 +19,8 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.search.replay.pursue import LOUD
 
 _DEATH: Final = re.compile(
-    r"EngineDeadError|engine ?core (?:has )?(?:died|encountered a fatal error|exited)|"
-    r"Scheduler hit an exception|SIGQUIT|(?:server|engine|process|scheduler|worker)s? (?:\w+ ){0,3}"
+    r"EngineDeadError|engine ?core (?:has )?encountered a fatal error|Scheduler hit an exception|"
+    r"SIGQUIT|(?:server|engine(?: ?core)?|process|scheduler|worker|executor)s? (?:\w+ ){0,3}"
     r"(?:dies|died|dead|exits|exited|killed|terminates|terminated|goes down|shuts? down)|"
     r"kills the (?:\w+ ){0,2}(?:server|engine|scheduler|process)|segmentation fault|segfault|"
     r"core dumped|RemoteDisconnected|Remote end closed|Connection refused|server is gone|"
@@ -37,7 +37,7 @@ _STATUS: Final = re.compile(
     r"(?:HTTP(?:/[\d.]+)?[\s:]*|status(?: code)?[\s:=]*|error(?: code)?[\s:=]*|code[\"']?[\s:=]+|"
     r"returns?(?: an?)?(?: HTTP)?[\s`\"]*|response[\s:]*|[^\w.])\b([45]\d\d)\b"
     r"(?=[\s`\"',:;.)]*(?:Internal|Bad|Unprocessable|error|HTTP|status|response|Server|Not Found|"
-    r"Forbidden|$|instead|for|when|on|in|with|from|[\"}]))",
+    r"Forbidden|$|instead|for|when|on|in|with|from|(?:and|but|then|after|while)\b|[\"}]))",
     re.IGNORECASE | re.MULTILINE,
 )
 _NAMED_STATUS: Final = {"internal server error": 500, "internalservererror": 500}
