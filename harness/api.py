@@ -126,14 +126,10 @@ def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Reju
         UsageError: it holds no verdict, or the scenario is unknown.
     """
     from mmrepro.runs.judge import rejudge
-    from mmrepro.scenario.registry import load_scenario
+    from mmrepro.scenario.registry import as_run
 
     read = load(incident) if isinstance(incident, str | Path) else incident
-    chosen = load_scenario(str(scenario) or read.scenario.name)
-    known = {one.variant for one in chosen.variants}
-    return rejudge(
-        read, chosen.with_variant(read.scenario.variant if read.scenario.variant in known else "")
-    )
+    return rejudge(read, as_run(str(scenario) or read.scenario.name, read.scenario.variant))
 
 
 def load(place: str | Path) -> Incident:
@@ -175,7 +171,7 @@ def replay(
 
 def _asked(made: type[C], given: dict[str, Any]) -> C:
     """The options of a command. Raises UsageError: one is unknown, or out of its bounds."""
-    known = {one.field: one for one in declared(made)}
+    known = {one.field: one for one in declared(made) if one.field not in ("tree", "kernels")}
     for name, value in given.items():
         if name not in known:
             raise UsageError(

@@ -97,7 +97,7 @@ RANK_OPTIONS = {
     "DP": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
     "EP": ("--expert-parallel-size", "-ep", "--ep-size", "--ep"),
 }
-"""Of vLLM, SGLang and LMDeploy: in how many ranks of each group a server runs the model."""
+"""Options of vLLM, SGLang and LMDeploy: in how many ranks of each group a server runs the model."""
 SERVER_ARG = Option(
     "One more option of the server, e.g. --server-arg=--dtype=float32. May be repeated. "
     "--tensor-parallel-size 2 and the like may stand for themselves.",

@@ -271,10 +271,10 @@ def judge(asked: JudgeCommand) -> None:
 def _scenario(incident: Incident, given: str) -> Any:
     """Raises UsageError: it is none of those that are known, and none was given."""
     from mmrepro.base.errors import UnknownScenario
-    from mmrepro.scenario.registry import load_scenario
+    from mmrepro.scenario.registry import as_run
 
     try:
-        found = load_scenario(given or incident.scenario.name)
+        return as_run(given or incident.scenario.name, incident.scenario.variant)
     except UnknownScenario as error:
         if given:
             raise
@@ -282,9 +282,6 @@ def _scenario(incident: Incident, given: str) -> Any:
             f"{incident.scenario.name} is no scenario that is known here.",
             hint=f"mmrepro judge {incident.incident_dir} --scenario FILE.py",
         ) from error
-    variant = incident.scenario.variant
-    known = {one.variant for one in found.variants}
-    return found.with_variant(variant if variant in known else "")
 
 
 def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool) -> None:

@@ -189,7 +189,7 @@ class Engine(ABC):
         return self.own_fidelity or (Fidelity.GPU if device == "cuda" else Fidelity.CPU)
 
     def fidelity_in(self, environment: Environment) -> Fidelity:
-        """Of a run in ``environment`` with nothing replaced."""
+        """The fidelity of a run in ``environment`` with nothing replaced."""
         plain = self.fidelity_on(environment.spec.device)
         mixed = bool(environment.python_of) and plain is Fidelity.CPU
         return Fidelity.SOURCE_ON_KERNELS if mixed else plain

@@ -53,6 +53,13 @@ def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
 
 
 @lru_cache(maxsize=1)
+def as_run(name: str, variant: str) -> Scenario:
+    """The scenario in the variant of a run; without one that it does not have. Raises as
+    :func:`load_scenario`."""
+    found = load_scenario(name)
+    return found.with_variant(variant if variant in {v.variant for v in found.variants} else "")
+
+
 def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """By name, of all distributions on ``path``, which is sys.path: each has a file to be read."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}

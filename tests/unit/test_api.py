@@ -90,6 +90,7 @@ def test_a_dead_server_is_diagnosed(tmp_path: Path) -> None:
         ({"timeout_s": 0}, "timeout_s is 1 to"),
         ({"start_mode": "tepid"}, "start_mode is one of auto, cold, fork, warm, not 'tepid'"),
         ({"repeat": 2}, "One call is one run"),
+        ({"tree": "."}, "run has no option tree"),  # it would be accepted and ignored
     ],
 )
 def test_a_wrong_option_is_a_sentence(options: dict[str, object], sentence: str) -> None:

@@ -46,7 +46,7 @@ class Field:
     notes: tuple[str, ...] = ()
     """On how the points were chosen."""
     ends: Mapping[str, Any] = field(default_factory=dict)
-    """Of a clone: the options ``good`` and ``bad`` as commits, whatever a branch comes to be."""
+    """The options ``good`` and ``bad`` as commits of the clone, wherever a branch moves."""
 
     def far(self, direction: Direction) -> int:
         return self.oldest if direction == "introduced" else self.newest

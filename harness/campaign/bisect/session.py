@@ -193,7 +193,7 @@ NOT_BUILT = (
     "compiled code is not built: the Python of each commit runs over the compiled files of a "
     "release, so that a change of compiled code alone is not seen"
 )
-"""Of the commits of a clone."""
+"""Limits of a search over the commits of a clone."""
 ONCE_MORE = (Lost.INFRASTRUCTURE, Lost.TIMEOUT)
 """Tried again, once; an unloadable wheel stays one."""
 

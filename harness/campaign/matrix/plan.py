@@ -223,7 +223,7 @@ class _Making:
 
 
 def engine_of(selector: str) -> str:
-    """Of which engine the source tree is that ``selector`` names; "": it names none. Raises
+    """The engine whose source tree ``selector`` names; "": it names none. Raises
     UnknownRelease: it is not in this cache."""
     label = TreeLabel.of(selector)
     return read_tree(label.digest).engine if label else ""
