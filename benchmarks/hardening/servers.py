@@ -47,6 +47,8 @@ COUNT = 200
 DEADLINE_S = 2.0
 """Of a diagnosis; it may take ``BESIDE_S`` more."""
 BESIDE_S = 5.0
+WORK_S = 10.0
+"""Processor time of a diagnosis, its report and the checks beside it: 1 s on a machine of 2025."""
 QUIET = 0.1
 """Part of its time for which a diagnosis may wait for a processor: else its time says nothing."""
 MEMORY_MB = 512
@@ -70,10 +72,12 @@ class Hostile:
 
 @dataclass
 class Row:
-    """What came of one; ``faults``: what must not be; ``lateness``: of the machine."""
+    """What came of one; ``seconds``: what the diagnosis waited for, without ``worked_s``, the time
+    on a processor; ``faults``: what must not be; ``lateness``: of the machine."""
 
     state: str = ""
     seconds: float = 0.0
+    worked_s: float = 0.0
     lateness: float = 0.0
     memory_mb: float = 0.0
     verdicts: list[str] = field(default_factory=list)
@@ -86,6 +90,12 @@ def main() -> int:
     picked = plan(max(1, round(COUNT * options.share)), options.seed, options.only)
     began = time.monotonic()
     rows = list(run_all(picked, options.jobs, options.verbose))
+    for at in [n for n, (_, row) in enumerate(rows) if late(row)]:
+        # Eight at once share the processors: only one that is late alone, too, is late by itself.
+        (again,) = run_all([rows[at][0]], 1, options.verbose)
+        rows[at] = again
+        if late(again[1]):
+            again[1].faults.append(f"diagnose waited {again[1].seconds:.1f} s, alone")
     states = Counter(row.state for _, row in rows)
     verdicts = Counter(v for _, row in rows for v in row.verdicts)
     broken = [(hostile, fault) for hostile, row in rows for fault in row.faults]
@@ -94,7 +104,9 @@ def main() -> int:
     print(f"checks      {', '.join(f'{n} {v}' for v, n in verdicts.most_common())}")
     print(f"not live    {sum(not row.live for _, row in rows)}, after a silence of 60 s or more")
     timed = [row.seconds for _, row in rows if row.lateness <= QUIET]
-    print(f"slowest     {max(timed, default=0):.1f} s, of {DEADLINE_S + BESIDE_S:.0f}")
+    print(f"waited      {max(timed, default=0):.1f} s at most, of {DEADLINE_S + BESIDE_S:.0f}")
+    worked = max((row.worked_s for _, row in rows), default=0.0)
+    print(f"computed    {worked:.1f} s at most, of {WORK_S:.0f}")
     if len(timed) < len(rows):
         print(f"not timed   {len(rows) - len(timed)}: this machine was short of processors")
     print(f"memory      {max(row.memory_mb for _, row in rows):.0f} MB at most, of {MEMORY_MB}")
@@ -103,6 +115,10 @@ def main() -> int:
         print(f"  {hostile.kind!r}, {hostile.where}, seed {hostile.seed}: {fault}")
     print(f"took        {time.monotonic() - began:.0f} s")
     return 1 if broken else 0
+
+
+def late(row: Row) -> bool:
+    return row.lateness <= QUIET and row.seconds > DEADLINE_S + BESIDE_S
 
 
 def plan(count: int, seed: int, only: str) -> list[Hostile]:
@@ -177,15 +193,16 @@ def diagnosed(url: str, hostile: Hostile, row: Row, folder: Path) -> None:
         headers={"Authorization": f"Bearer {KEY}"},
         out=folder / "kept",
     )
-    began = time.monotonic()
+    began, worked = time.monotonic(), time.process_time()
     with Lateness() as lateness:
         found = diagnose(options)
         assert found.folder is not None
         mmrepro.reports.write_reports(found.folder)
-    row.seconds, row.lateness = time.monotonic() - began, lateness.share
+    row.worked_s = time.process_time() - worked
+    row.seconds, row.lateness = time.monotonic() - began - row.worked_s, lateness.share
     row.state = found.diagnosis.state.value
-    if row.seconds > DEADLINE_S + BESIDE_S and row.lateness <= QUIET:
-        row.faults.append(f"diagnose took {row.seconds:.1f} s")
+    if row.worked_s > WORK_S:
+        row.faults.append(f"diagnose computed for {row.worked_s:.1f} s")
     if found.diagnosis.found:
         row.faults.append(f"a known failure was found: {found.diagnosis.found[0].scenario}")
     failed = [text for text in found.diagnosis.unseen if "mmrepro failed" in text]
