@@ -85,10 +85,6 @@ def packages() -> dict[str, str]:
     """Top packages and their folders, as pyproject.toml maps them."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     mapped: dict[str, str] = table["package-dir"]
-    for name in table["packages"]:
-        parent = name.rpartition(".")[0]
-        if name not in mapped and parent == "mmrepro" and (ROOT / name.split(".")[1]).is_dir():
-            mapped[name] = name.split(".")[1]
     return mapped
 
 

@@ -1,5 +1,6 @@
 """vLLM: one worker of two stops for good while a request runs."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -27,6 +28,7 @@ from mmrepro.scenario import (
     issue,
     precondition,
     row,
+    symptom,
     with_variants,
 )
 from mmrepro.scenario.more import ProcessesData, StacksData, ThreadStack, crash
@@ -35,25 +37,28 @@ from mmrepro.scenario.parts import Declared, Row
 SEED = 4_191_337
 """Marks the request in whose step the worker stops: reproducers/standins/worker_wedge."""
 MARKED, TEXT = "the marked request", "meanwhile: text"
+BURST = [f"one of four: {n}" for n in range(1, 5)]
 SAMPLES = 3
 REPORT = issue("vllm#27313", "No available shared memory broadcast block found in 60 seconds")
 GUARD = issue("vllm#48720", "no watchdog and no timeout on the tensor parallel dimension")
 DIED = issue("vllm#20657", "Worker proc VllmWorker-2 died unexpectedly, shutting down executor")
+UNEVEN = issue("vllm#40279", "most requests are stuck on one card, and other ones have no work")
 ENDED, RAISED = "worker-died", "worker-raised"
 ONE = "one-process"
 
 
-def wedge(kind: str) -> Patch:
+def wedge(kind: str, rank: str = "1") -> Patch:
+    which = "of the rank that has it" if rank == "any" else f"of rank {rank}"
     return Patch(
         "worker_wedge",
         StandIn(
             name="worker_wedge",
-            replaces="nothing: wraps Worker.execute_model of rank 1, which stops for good "
+            replaces=f"nothing: wraps Worker.execute_model {which}, which stops for good "
             f"({kind}) when a request with one seed is scheduled",
             why="why a worker stops is another question each time: a kernel, a lock, a library; "
             "what the server does about it is the same",
         ),
-        env={"MMREPRO_WEDGE": kind},
+        env={"MMREPRO_WEDGE": kind} | ({} if rank == "1" else {"MMREPRO_WEDGE_RANK": rank}),
     )
 
 
@@ -151,6 +156,27 @@ def one_is_stopped(evidence: Evidence) -> Finding:
         return Finding.unknown("no worker was measured")
     stopped = [role for role, state in states.items() if state in "Tt"]
     return Finding.of(0 < len(stopped) < len(states), f"states of the workers: {states}")
+
+
+def one_core_waits(evidence: Evidence) -> Finding:
+    """One core waits for the answer of a worker, and each other one for work."""
+    every = main_threads(evidence, "EngineCore")
+    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= SAMPLES}
+    if len(every) == 1:
+        return Finding.of(False, "it has one core")
+    if len(at) < len(every) or not every:
+        return Finding.unknown(f"stacks of {len(at)} of {len(every)} cores were read")
+    held = [pid for pid, one in at.items() if one == {Wait.WORKER}]
+    free = [pid for pid, one in at.items() if one == {Wait.WORK}]
+    told = f"{len(held)} of {len(at)} cores wait for a worker, {len(free)} for work"
+    return Finding.of(len(held) == 1 and len(free) == len(at) - 1, told)
+
+
+def some_of_many(requests: Requests) -> Finding:
+    sent = [requests.first(label) for label in BURST]
+    hung, served = [r for r in sent if r.timed_out], [r for r in sent if r.answered]
+    told = f"{len(hung)} of {len(sent)} sent at once had no answer, {len(served)} were answered"
+    return Finding.of(bool(hung and served), told)
 
 
 class WorkerWedged(Scenario):
@@ -304,4 +330,58 @@ class Killed(WorkerWedged):
     )  # fmt: skip
 
 
-SCENARIO = with_variants(WorkerWedged(), WedgedInC(), Stopped(), Raised(), Killed())
+class Replica(WorkerWedged):
+    """One of two replicas stops for good, and half of what is sent at once waits for it.
+
+    What: A server with data parallel 2 has one EngineCore whose worker stands in a step. Its
+    request is never answered. A request sent alone is answered by the other one. Of four sent at
+    once some are answered and some are not. /health stays 200.
+
+    Why: The front balances by the requests that each core has. It counts the ones that a standing
+    core will never answer as load, and sends it more as soon as the other core has as many.
+    """
+
+    variant = "replica"
+    references = (UNEVEN,)
+    server = "--data-parallel-size 2 --max-num-seqs 8"
+    patches = (wedge("python", rank="any"),)
+    mitigations = ()
+
+    async def trigger(self, drive: Drive) -> None:
+        await super().trigger(drive)
+        await asyncio.gather(*(drive.ask(label) for label in BURST))
+
+    @precondition("the stand-in says that it stopped a worker")
+    def arrived(self, logs: Logs, requests: Requests) -> Finding:
+        requests.first(MARKED)
+        return Finding.of(bool(logs.count("wedged")), f"{logs.count('wedged')} lines say so")
+
+    symptoms = (
+        common.never_answered(MARKED),
+        symptom(
+            "of four requests sent at once, some are answered and some are not",
+            some_of_many,
+            id="some-of-many",
+        ),
+        common.endpoints_green(),
+        common.process_alive(),
+    )
+    live_only = ()
+    works_after = (common.answered(MARKED, TEXT, *BURST),)
+    causes = (
+        cause("one core waits for the answer of its worker, the other one for work",
+              one_core_waits),
+        cause("one worker stands in its own code, the other one does not", one_stands),
+    )  # fmt: skip
+    rows = (
+        row(MARKED, "no-answer", "200"),
+        row("four at once", "some-of-many", "200, 200, 200, 200"),
+        row("/health, /v1/models", "endpoints-green", "200, 200", abnormal_if=False),
+    )
+    claims = (
+        claim("uneven", "requests are stuck on one replica while the other one has no work", UNEVEN,
+              by=("some-of-many", "one-core-waits"), given="arrived"),
+    )  # fmt: skip
+
+
+SCENARIO = with_variants(WorkerWedged(), WedgedInC(), Stopped(), Raised(), Killed(), Replica())

@@ -1,6 +1,8 @@
 """SGLang: its own server from PyPI, on a GPU, or on a CPU behind a stand-in for its kernels."""
 
+import os
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import ClassVar
 
 from mmrepro.base.errors import UsageError
@@ -175,8 +177,21 @@ class SglangEngine(Engine):
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         cpu = request.environment.spec.device == "cpu"
-        if ranks_of(request.all_server_args):
+        if sizes := ranks_of(request.all_server_args):
             yield from loopback()
+            if cpu:
+                cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+                yield Setting(
+                    name="SGLANG_CPU_OMP_THREADS_BIND",
+                    value="|".join([cores] * prod(sizes.values())),
+                    why="each rank may use every core: by itself SGLang wants a NUMA node for each "
+                    "(srt/utils/numa_utils.py:463 of 0.5.23)",
+                )
+                yield Setting(
+                    name="SGLANG_NCCL_SO_PATH",
+                    value="none",
+                    why="no NCCL, as where none is installed: ranks on a CPU use gloo",
+                )
         yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
         yield Setting(
             name="TORCHDYNAMO_DISABLE",

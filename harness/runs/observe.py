@@ -109,7 +109,7 @@ class Probing:
         rare = waiting and locals_too
         most = MAX_STACK_SAMPLES if waiting or locals_too else MIN_STACK_SAMPLES
         stacks = StacksProbe(
-            [core, *self.server.worker_pids],
+            [core, *self.server.other_pids],
             samples=RARE_STACK_SAMPLES if rare else most,
             interval_s=0.03,
             until=self.scenario.enough_stacks,

@@ -242,12 +242,17 @@ class Started:
         return self.process.exit_code is None and self.core_pid is not None
 
     @property
-    def worker_pids(self) -> list[int]:
-        """The processes that only run the model, beside the core."""
+    def other_pids(self) -> list[int]:
+        """The processes that run the model beside :attr:`core_pid`: workers, other replicas."""
         engine = self.spec.engine
-        pids = self.process.process_ids() if engine.worker_role else []
-        roles = {p: engine.role_of(processes.name(p), processes.cmdline(p)) for p in pids}
-        return [pid for pid, role in roles.items() if role.startswith(engine.worker_role)]
+        first = self.core_pid
+        found = []
+        for pid in self.process.process_ids():
+            role = engine.role_of(processes.name(pid), processes.cmdline(pid))
+            worker = bool(engine.worker_role) and role.startswith(engine.worker_role)
+            if pid != first and (worker or engine.core_role in role):
+                found.append(pid)
+        return found
 
     @property
     def settings(self) -> list[Setting]:

@@ -1,9 +1,9 @@
 """Stand-in: one worker of several stops for good in the step of a marked request.
 
 ``MMREPRO_WEDGE``: ``python`` (sleeps in Python), ``c`` (sleeps in C with the GIL), ``stopped``
-(SIGSTOP), ``killed`` (SIGKILL) or ``raises``. ``MMREPRO_WEDGE_RANK``: the worker's rank. The
-request is marked by its ``seed``. No line of the engine is changed: ``Worker.execute_model`` is
-wrapped.
+(SIGSTOP), ``killed`` (SIGKILL) or ``raises``. ``MMREPRO_WEDGE_RANK``: the worker's rank, or
+``any``: the worker that has the request. The request is marked by its ``seed``. No line of the
+engine is changed: ``Worker.execute_model`` is wrapped.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from mmrepro_boot import after_import, say
 NAME = "worker_wedge"
 SEED = 4_191_337
 KIND = os.environ.get("MMREPRO_WEDGE", "")
-RANK = int(os.environ.get("MMREPRO_WEDGE_RANK", "1"))
+RANK = os.environ.get("MMREPRO_WEDGE_RANK", "1")
 
 
 def wedged_in_python() -> None:
@@ -31,8 +31,8 @@ def wedged_in_c() -> None:
         ctypes.PyDLL(None).pause()
 
 
-def wedge() -> None:
-    say(NAME, f"rank {RANK} goes: {KIND}")
+def wedge(rank: int) -> None:
+    say(NAME, f"rank {rank} goes: {KIND}")
     if KIND == "python":
         wedged_in_python()
     elif KIND == "c":
@@ -55,8 +55,8 @@ def patch(module: ModuleType) -> None:
     real = cls.execute_model
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.rank == RANK and is_marked(scheduler_output):
-            wedge()
+        if RANK in ("any", str(self.rank)) and is_marked(scheduler_output):
+            wedge(self.rank)
         return real(self, scheduler_output, *args, **kwargs)
 
     cls.execute_model = execute_model

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
 from mmrepro.probes.data import Frame, InferenceData, LogsData, ProcessesData, StacksData
-from mmrepro.scenarios.worker_wedged import ENDED, MARKED, RAISED, TEXT
+from mmrepro.scenarios.worker_wedged import BURST, ENDED, MARKED, RAISED, TEXT
 
 from imposters import Imposter
 from imposters.vllm_edits import Edit, reply, without
@@ -28,9 +28,25 @@ def answered(incident: Incident) -> None:
         data.answered, data.status, data.seconds, data.error = True, 200, 0.1, ""
 
 
+def all_answered(incident: Incident) -> None:
+    answered(incident)
+    for label in BURST:
+        reply(label, 200, tokens=30)(incident)
+
+
+def none_of_four(incident: Incident) -> None:
+    """The records of those that were answered are of requests that were not."""
+    hung = next(r for r in incident.evidence.requests if r.label in BURST and r.timed_out)
+    for record in incident.evidence.requests:
+        if record.label in BURST and not record.timed_out:
+            kept = {"id": record.id, "label": record.label, "sent": record.sent}
+            for name in type(record).model_fields.keys() - kept.keys():
+                setattr(record, name, getattr(hung, name))
+
+
 def core_idles(incident: Incident) -> None:
     measured = [p for _, d in incident.evidence.results(ProcessesData) for p in d.processes]
-    cores = {p.pid for p in measured if p.role == "EngineCore"}
+    cores = {p.pid for p in measured if p.role.startswith("EngineCore")}
     for _, data in incident.evidence.results(StacksData, "check"):
         for sample in [s for s in data.samples if s.pid in cores]:
             for thread in [t for t in sample.threads if t.name == "MainThread"]:
@@ -78,6 +94,23 @@ def every() -> Iterator[Imposter]:
     yield Imposter(
         "worker-wedged raises: no stacks", raises, "absent-probe", "stacks could not be read",
         without("stacks"), UNDECIDED, both,
+    )  # fmt: skip
+    replica = "worker-wedged-replica-0.32.0"
+    yield Imposter(
+        "worker-wedged replica: all are answered", replica, "healthy",
+        "every request is answered", all_answered, Outcome.NOT_REPRODUCED,
+    )  # fmt: skip
+    yield Imposter(
+        "worker-wedged replica: neither serves", replica, "other-cause",
+        "none of the four is answered", none_of_four, OTHER,
+    )  # fmt: skip
+    yield Imposter(
+        "worker-wedged replica: the core idles", replica, "other-cause",
+        "each core waits for work, and none for a worker", core_idles, OTHER,
+    )  # fmt: skip
+    yield Imposter(
+        "worker-wedged replica: no stacks", replica, "absent-probe", "stacks could not be read",
+        without("stacks"), UNDECIDED,
     )  # fmt: skip
     killed = "worker-wedged-killed-0.32.0"
     yield Imposter(
