@@ -269,15 +269,17 @@ def _claim(incident: Incident, name: str) -> Row:
 def search_judge(title: str, finds: Sequence[FindingClass]) -> Judge:
     """Of ``mmrepro replay`` and ``fuzz``: those classes are confirmed, nothing is for (); and the
     servers ran on a GPU, if one was asked for."""
-    kinds = {REPLAY_FILE: Replay, FUZZ_FILE: Fuzz}
 
     def judge(ended: Ended) -> Judged:
         if (ending := late(title, ended)) is not None:
             return ending
-        file = next((name for name in kinds if (ended.incident / name).is_file()), "")
+        made: Replay | Fuzz
         try:
-            made = load_document(ended.incident, file, kinds[file])
-        except (BadIncident, KeyError):
+            if (ended.incident / FUZZ_FILE).is_file():
+                made = load_document(ended.incident, FUZZ_FILE, Fuzz)
+            else:
+                made = load_document(ended.incident, REPLAY_FILE, Replay)
+        except BadIncident:
             why = ended.words or f"no document; it ended with {ended.exit_code}"
             return broken_off(title, why)
         if made.state != "complete":
