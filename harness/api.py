@@ -158,13 +158,12 @@ def replay(
     from mmrepro.reports.replay import write_replay
     from mmrepro.search.replay.known import server_wanted
     from mmrepro.search.replay.options import ReplayCommand
-    from mmrepro.search.replay.session import Replaying, jobs_here
+    from mmrepro.search.replay.session import Replaying, jobs_of
 
     asked = _asked(ReplayCommand, {"file": Path(file), **options})
     named = {"engine": asked.engine} if asked.engine else {}
     asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
-    jobs = asked.jobs or (None if asked.ray else jobs_here())
-    with placed(jobs, asked.ray) as where:
+    with placed(jobs_of(asked), asked.ray) as where:
         policy = Replaying(asked, write=write_replay)
         return Campaign(policy, where.places(lambda _: None, TrialOptions()), [*events]).execute()
 

@@ -30,12 +30,11 @@ def replay(asked: ReplayCommand) -> None:
     from mmrepro.cli.sources import released
     from mmrepro.reports.replay import KIND, origin, write_replay
     from mmrepro.search.replay.known import server_wanted
-    from mmrepro.search.replay.session import Replaying, jobs_here
+    from mmrepro.search.replay.session import Replaying, jobs_of
 
     asked = released(asked, asked.engine)
     named = {"engine": asked.engine} if asked.engine else {}
     asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
-    jobs = asked.jobs or (None if asked.ray else jobs_here())
 
     def begin() -> Replaying:
         made = Replaying(asked, write=write_replay)
@@ -43,7 +42,7 @@ def replay(asked: ReplayCommand) -> None:
             typer.echo(said, err=True)
         return made
 
-    conduct_search(asked, jobs, begin, KIND)
+    conduct_search(asked, jobs_of(asked), begin, KIND)
 
 
 @command(FuzzCommand)
@@ -71,6 +70,16 @@ def fuzz(asked: FuzzCommand) -> None:
     )
 
 
+def device_there(asked: ReplayCommand | FuzzCommand) -> str:
+    """The device, which is looked at before a folder is made or anything is downloaded. Raises
+    GpuUnavailable: it is a GPU, and none is free on this machine."""
+    from mmrepro.base.machine.gpu import take
+
+    if asked.on_gpu and not asked.ray:
+        take()
+    return asked.on_gpu or "cpu"
+
+
 def conduct_search(
     asked: ReplayCommand | FuzzCommand,
     jobs: int | None,
@@ -78,7 +87,7 @@ def conduct_search(
     kind: Kind[Any],
     servers: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Run it, print it and exit.
+    """Run it, print it and exit. Raises as :func:`device_there`.
 
     Args:
         begin: makes the session, and its folder.
@@ -90,9 +99,10 @@ def conduct_search(
     from mmrepro.cli.console import announce
     from mmrepro.engines import spec_for
 
+    device = device_there(asked)
     if not (asked.ray or asked.resume):
         for engine, release in servers or [(asked.server.engine, asked.server.release)]:
-            announce(spec_for(engine, release), yes=asked.yes)
-    made = carry_out(begin(), kind, asked, TrialOptions(), jobs=jobs)
+            announce(spec_for(engine, release, asked.device), yes=asked.yes)
+    made = carry_out(begin(), kind, asked, TrialOptions(), jobs=jobs, device=device)
     failed = made.state == "failed"
     raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

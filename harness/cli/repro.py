@@ -17,16 +17,16 @@ def repro(asked: ReproCommand) -> None:
 
     Example:  mmrepro repro --server "vllm serve Qwen/Qwen3-0.6B" --client "python client.py"
     """
-    from mmrepro.cli.replay import conduct_search
+    from mmrepro.cli.replay import conduct_search, device_there
     from mmrepro.cli.sources import released
     from mmrepro.reports.replay import KIND, write_replay
-    from mmrepro.search.replay.session import jobs_here
+    from mmrepro.search.replay.session import jobs_of
     from mmrepro.search.repro.session import Reproducing, releases_of
 
     if asked.tree or asked.kernels:
         asked = released(asked, asked.engine)
+    device_there(asked)
     session = Reproducing(asked, write=write_replay)
-    jobs = asked.jobs or (None if asked.ray else jobs_here())
     engine = session.asked.server.engine
     servers = [(engine, release) for release in releases_of(session.asked)]
-    conduct_search(session.options, jobs, lambda: session, KIND, servers)
+    conduct_search(session.options, jobs_of(asked), lambda: session, KIND, servers)

@@ -22,6 +22,7 @@ class Need:
     text: int
     images: int = 0
     image_tokens: int = 0
+    requests: int = 1
 
     @property
     def tokens(self) -> int:
@@ -54,6 +55,7 @@ class Answer:
     need: Need | None
     here: Computed
     others: tuple[Computed, ...]
+    replicas: int = 1
 
     @property
     def works(self) -> bool:
@@ -71,12 +73,15 @@ class Answer:
             "setting_name": plan.engine.setting,
             "block_bytes": plan.bytes_per_block,
             "block_size": plan.tokens_per_block,
+            "groups": plan.groups,
+            "replicas": self.replicas,
             **self.here.document(),
             "need": need and {
                 "tokens": need.tokens,
                 "text_tokens": need.text,
                 "images": need.images,
                 "tokens_per_image": need.image_tokens,
+                "requests": need.requests,
             },
             "other_releases": [{"release": o.release, **o.document()} for o in self.others],
             "sources": [asdict(source) for source in plan.sources],
@@ -94,7 +99,9 @@ def need_of(asked: KvBudgetCommand) -> Need | None:
             raise UsageError("--image-tokens and --image-size need --images: how many there are.")
         if asked.need == 0:
             raise UsageError("--need 0 is no prompt: it has at least one token.")
-        return Need(asked.need) if asked.need else None
+        if asked.requests > 1 and not asked.need:
+            raise UsageError("--requests needs --need: the tokens of each.")
+        return Need(asked.need, requests=asked.requests) if asked.need else None
     each = asked.image_tokens
     if not each:
         rule = asked.read.images if asked.read else None
@@ -105,7 +112,7 @@ def need_of(asked: KvBudgetCommand) -> Need | None:
                 + (f" ({name} has no rule here)." if name else ".")
             )
         each = (rule.tokens(*asked.image_size) if asked.image_size else rule.largest) + rule.around
-    return Need(asked.need or 0, asked.images, each)
+    return Need(asked.need or 0, asked.images, each, asked.requests)
 
 
 def answer(asked: KvBudgetCommand) -> Answer:
@@ -131,7 +138,7 @@ def answer(asked: KvBudgetCommand) -> Answer:
         return Computed(
             plan.release,
             plan.forward(setting) if setting is not None else None,
-            smallest(plan, need.tokens, asked.decimals) if need else None,
+            smallest(plan, need.tokens, asked.decimals, need.requests) if need else None,
         )
 
     others = []
@@ -140,7 +147,7 @@ def answer(asked: KvBudgetCommand) -> Answer:
             others.append(compute(plan_for(asked, release)))
         except UsageError:
             continue  # it had no such quantisation, or could not divide the heads
-    return Answer(plan, need, compute(plan), tuple(others))
+    return Answer(plan, need, compute(plan), tuple(others), asked.dp)
 
 
 def _budget(budget: Budget | None) -> Json | None:
@@ -161,6 +168,8 @@ def _smallest(least: Smallest | None) -> Json | None:
     return {
         "tokens": least.tokens,
         "blocks": least.blocks,
+        "bytes": least.bytes,
+        "requests": least.requests,
         "setting": _budget(least.setting),
         "lowest": _budget(least.lowest),
         "one_step_below": _budget(least.below),

@@ -33,6 +33,7 @@ class Budget:
         max_tokens: tokens of the longest prompt that the engine takes; 0 when it does not start.
         limited_by: what sets ``max_tokens``: ``kv``, ``context`` or ``window``.
         refusal: why the engine does not start, in its own words; empty when it does.
+        concurrency: requests of the whole context that fit at once; None: the engine has no such.
         notes: what else the engine changes by itself at this setting.
         log: the line of the engine's log that follows, as far as it can be computed.
     """
@@ -47,6 +48,7 @@ class Budget:
     refusal: str = ""
     notes: tuple[str, ...] = ()
     log: str = ""
+    concurrency: float | None = None
 
     @property
     def starts(self) -> bool:
@@ -88,6 +90,11 @@ class MemoryPlan(ABC):
         return self.engine.default(self.release)
 
     @property
+    def groups(self) -> list[dict[str, object]]:
+        """Layers that share a block table, where the engine has several kinds."""
+        return []
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """Every formula that ``forward`` uses, in its order."""
         return self.engine.sources(self.release)
@@ -96,9 +103,9 @@ class MemoryPlan(ABC):
     def forward(self, setting: Decimal) -> Budget:
         """The budget at that setting. Never raises for a setting that the engine takes."""
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that the engine must have before it takes a prompt of so many tokens."""
-        return -(-tokens // self.tokens_per_block) + self.era.spare_blocks
+    def blocks_for(self, tokens: int, requests: int = 1) -> int:
+        """Blocks that hold so many requests of so many tokens at once."""
+        return requests * -(-tokens // self.tokens_per_block) + self.era.spare_blocks
 
     def takes(self, setting: Decimal) -> bool:
         """Whether the engine's own check lets that value pass."""
@@ -110,11 +117,16 @@ class MemoryPlan(ABC):
     def _budget(
         self, setting: Decimal, pool: int, reserve: int, blocks: int = 0, tokens: int = 0,
         *, limited_by: str = "kv", refusal: str = "", notes: tuple[str, ...] = (), log: str = "",
+        concurrency: float | None = None,
     ) -> Budget:  # fmt: skip
         """A budget in this plan's blocks; a server that does not start takes no prompt."""
-        tokens, log = (0, "") if refusal else (tokens, log)
+        if refusal:
+            tokens, log, concurrency = 0, "", None
         size = self.tokens_per_block
-        return Budget(setting, pool, reserve, blocks, size, tokens, limited_by, refusal, notes, log)
+        return Budget(
+            setting, pool, reserve, blocks, size, tokens, limited_by, refusal, notes, log,
+            concurrency,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,8 @@ class Smallest:
 
     Attributes:
         tokens: N.
-        blocks: blocks needed for it.
+        blocks: blocks needed for it; ``bytes``: of them, on one device.
+        requests: that many at once.
         setting: smallest step from which on every larger step holds N; None when no step does.
         lowest: smallest step that holds N at all. Differs from ``setting`` where an engine sets
             aside less by itself when memory is scarce (LMDeploy halves its prefill batch).
@@ -133,6 +146,8 @@ class Smallest:
 
     tokens: int
     blocks: int
+    bytes: int
+    requests: int
     setting: Budget | None
     lowest: Budget | None
     below: Budget | None
@@ -152,8 +167,8 @@ def steps(plan: MemoryPlan, decimals: int) -> list[Decimal]:
     return [s for s in (unit * k for k in range(1, last + 1)) if plan.takes(s)]
 
 
-def smallest(plan: MemoryPlan, tokens: int, decimals: int = 2) -> Smallest:
-    """Find the smallest setting that holds ``tokens``, with so many decimals.
+def smallest(plan: MemoryPlan, tokens: int, decimals: int = 2, requests: int = 1) -> Smallest:
+    """Find the smallest setting that holds so many requests of ``tokens`` at once.
 
     Every step is tried with ``forward`` itself: there is no second formula that could disagree
     with it at a block's boundary, and budgets need not grow with the setting everywhere.
@@ -164,7 +179,8 @@ def smallest(plan: MemoryPlan, tokens: int, decimals: int = 2) -> Smallest:
     if tokens < 1:
         raise ValueError("a prompt has at least one token")
     budgets = [plan.forward(step) for step in steps(plan, decimals)]
-    holding = [budget.holds(tokens) for budget in budgets]
+    blocks = plan.blocks_for(tokens, requests)
+    holding = [b.holds(tokens) and (requests == 1 or b.blocks >= blocks) for b in budgets]
     # The first step behind the last one that does not hold N.
     first = len(budgets) - next(
         (k for k, holds in enumerate(reversed(holding)) if not holds), len(budgets)
@@ -172,7 +188,9 @@ def smallest(plan: MemoryPlan, tokens: int, decimals: int = 2) -> Smallest:
     found = first < len(budgets)
     return Smallest(
         tokens=tokens,
-        blocks=plan.blocks_for(tokens),
+        blocks=blocks,
+        bytes=blocks * plan.bytes_per_block,
+        requests=requests,
         setting=budgets[first] if found else None,
         lowest=budgets[holding.index(True)] if True in holding else None,
         below=budgets[first - 1] if found and first else None,

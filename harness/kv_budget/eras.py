@@ -5,8 +5,9 @@ with its file and line. ``plans`` computes with the terms and has no release's n
 
 * LMDeploy, PyTorch engine, read in the wheels of 0.6.4, 0.6.5, 0.7.0.post3 to 0.7.3, 0.8.0, 0.9.0
   to 0.9.2, 0.10.0 to 0.10.2, 0.11.0, 0.11.1, 0.12.0, 0.12.3 and 0.13.0 to 0.18.0.
-* vLLM (V1), read in 0.11.0, 0.13.0 to 0.20.0 and 0.22.0 to 0.32.0. Since 0.21.0 CUDA graphs are
-  estimated and count as used (0.23.0 v1/worker/gpu_worker.py:464).
+* vLLM (V1), read in 0.11.0, 0.13.0 to 0.20.0 and 0.22.0 to 0.33.0. Since 0.21.0 CUDA graphs are
+  estimated and count as used (0.23.0 v1/worker/gpu_worker.py:464). How layers of several kinds are
+  grouped was read in 0.22.0 to 0.25.0, 0.32.0 and 0.33.0.
 * SGLang, read in 0.5.6, 0.5.17 and 0.5.23.
 """
 
@@ -58,6 +59,16 @@ class Era:
         rounds_up: vLLM rounds its budget up to whole bytes.
         checks_spare: vLLM's check at the start counts the null block.
         reserves_images: SGLang sets memory for image embeddings aside.
+        pools: SGLang's pools of windows and of states were read there.
+        grouped: how vLLM groups layers of several kinds was read there.
+        caches_states: vLLM caches prefixes of models with states by default.
+        caches_every_state: if it caches them, the state of every block, where a kernel can.
+        checkpoints: a cached Mamba2 state takes a block more (0.32.0 mamba_mixer2.py:1107).
+        aligns_latents: latents beside states get blocks of 128 tokens.
+        pads_pages: a page that does not divide the largest is padded.
+        counts_flight: a window holds the tokens of every batch in flight.
+        wide_states: a CPU keeps recurrent states in 32 bits.
+        names_device: the log says which device's cache it is, and the concurrency in its line.
     """
 
     since: str
@@ -72,6 +83,16 @@ class Era:
     rounds_up: bool = False
     checks_spare: bool = False
     reserves_images: bool = False
+    pools: bool = False
+    grouped: bool = False
+    caches_states: bool = False
+    caches_every_state: bool = False
+    checkpoints: bool = False
+    aligns_latents: bool = False
+    pads_pages: bool = False
+    counts_flight: bool = False
+    wide_states: bool = False
+    names_device: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,12 +251,28 @@ _NULL = "the first block is kept as the null block: no request gets it"
 _NEED = "refuses to start unless blocks for max_model_len fit"
 _ROUNDED = "budget = ceil(total x utilization)"
 _SPACE = "pool = VLLM_CPU_KVCACHE_SPACE x 2^30"
+_STATE = "block size: raised until a page of attention holds a state, which is padded to it"
+_GROUPED = "groups of as many layers as the rarest kind has; of the most, if that is under 1.5 x it"
+_WINDOW = "a window's blocks = ceil((window - 1 + tokens) / block size) + 1, tokens: "
+_AT_ONCE = "concurrency = blocks / the sum over groups of the blocks of one request"
 _BY_LAYER = "blocks = pool // page // layers"
 _POOL_23 = (
     ("v1/kv_cache_interface.py", 309, _BLOCK),
     ("v1/core/kv_cache_utils.py", 731, _NEED),
     ("v1/core/kv_cache_utils.py", 967, _BY_LAYER),
     ("v1/core/block_pool.py", 176, _NULL),
+)
+_GROUPS_23 = (
+    ("platforms/interface.py", 661, _STATE),
+    ("v1/core/kv_cache_utils.py", 1161, _GROUPED),
+    ("v1/kv_cache_interface.py", 503, _WINDOW + "max_num_batched_tokens"),
+    ("v1/core/kv_cache_utils.py", 890, _AT_ONCE),
+)
+_GROUPS_32 = (
+    ("platforms/interface.py", 1086, _STATE),
+    ("v1/core/kv_cache_utils.py", 1470, _GROUPED),
+    ("v1/kv_cache_interface.py", 881, _WINDOW + "tokens in flight"),
+    ("v1/core/kv_cache_utils.py", 1220, _AT_ONCE),
 )
 _POOL_32 = (
     ("v1/kv_cache_interface.py", 553, _BLOCK),
@@ -251,7 +288,7 @@ VLLM = Engine(
     option="--gpu-memory-utilization",
     setting="gpu-memory-utilization",
     release="0.32.0",
-    newest="0.32.0",
+    newest="0.33.0",
     block_size=16,
     needs=(
         ("total", "the device's memory"),
@@ -272,6 +309,17 @@ VLLM = Engine(
             ("v1/worker/gpu_worker.py", 461, _LEFT),
             *_POOL_23,
         ), read_in="0.23.0", spare_blocks=1, rounds_up=True),
+        Era("0.22.0", (
+            ("v1/worker/utils.py", 410, _ROUNDED),
+            ("v1/worker/gpu_worker.py", 461, _LEFT),
+            *_POOL_23,
+            *_GROUPS_23,
+        ), read_in="0.23.0", spare_blocks=1, rounds_up=True, grouped=True, caches_every_state=True),
+        Era("0.26.0", (
+            ("v1/worker/utils.py", 410, _ROUNDED),
+            ("v1/worker/gpu_worker.py", 461, _LEFT),
+            *_POOL_23,
+        ), read_in="0.23.0", spare_blocks=1, rounds_up=True),
         # 0.29.0 v1/core/kv_cache_utils.py:975. Before, a server whose blocks just hold its context
         # starts, and a request that needs the last block waits for ever: docs/kv-budget.md.
         Era("0.29.0", (
@@ -279,11 +327,18 @@ VLLM = Engine(
             ("v1/worker/gpu_worker.py", 740, _LEFT),
             *_POOL_32,
         ), read_in="0.32.0", spare_blocks=1, rounds_up=True, checks_spare=True),
+        Era("0.32.0", (
+            ("v1/worker/utils.py", 724, _ROUNDED),
+            ("v1/worker/gpu_worker.py", 740, _LEFT),
+            *_POOL_32,
+            *_GROUPS_32,
+        ), spare_blocks=1, rounds_up=True, checks_spare=True, grouped=True, caches_states=True,
+            checkpoints=True, aligns_latents=True, pads_pages=True, counts_flight=True,
+            names_device=True),
     ),
 )  # fmt: skip
 
-_SPACE_23 = (("platforms/cpu.py", 136, _SPACE), *_POOL_23)
-_SPACE_32 = (("platforms/cpu.py", 326, _SPACE), *_POOL_32)
+_SPACE_23, _SPACE_32 = ("platforms/cpu.py", 136, _SPACE), ("platforms/cpu.py", 326, _SPACE)
 VLLM_CPU = replace(
     VLLM,
     option="--kv-space",
@@ -294,13 +349,13 @@ VLLM_CPU = replace(
     top=Decimal(1024),
     whole=True,
     eras=tuple(
-        replace(era, formulas=formulas, read_in=read_in)
-        for era, formulas, read_in in zip(
-            VLLM.eras,
-            (_SPACE_23, _SPACE_23, _SPACE_32),
-            ("0.23.0", "0.23.0", "0.32.0"),
-            strict=True,
+        replace(
+            era,
+            formulas=(_SPACE_32 if era.checks_spare else _SPACE_23, *era.formulas[2:]),
+            read_in="0.32.0" if era.checks_spare else "0.23.0",
+            wide_states=era.names_device,  # 0.32.0 platforms/cpu.py:304
         )
+        for era in (replace(VLLM.eras[1], since="0.11.0", rounds_up=False), *VLLM.eras[1:])
     ),
 )
 """vLLM's CPU backend profiles nothing: the pool is VLLM_CPU_KVCACHE_SPACE, or
@@ -312,6 +367,9 @@ memory less the process's own (0.20.0 and later, v1/worker/cpu_worker.py)."""
 _CELL = "token bytes = KV heads x (key + value elements) x layers x bytes each"
 _REST = "rest = free after loading - free before loading x (1 - mem_fraction_static), in GiB"
 _PROMPT = "longest prompt: min(context, pool) - 1 - 5, itself excluded"
+_POOLS = "token bytes = full layers + swa_full_tokens_ratio x window layers, in SGLang's hybrids"
+_STATES = "states: (int((rest x ratio / (1 + ratio) - one) // one) + 1) x one come off, ratio: "
+_STATES += "mamba_full_memory_ratio"
 _BYTES = "bytes = int(rest x 2^30)"
 _PAGES = "pool = bytes // token bytes, a multiple of the page size"
 
@@ -337,19 +395,23 @@ SGLANG = Engine(
         )),
         Era("0.5.17", (
             ("srt/model_executor/pool_configurator.py", 291, _CELL),
+            ("srt/model_executor/pool_configurator.py", 427, _POOLS),
             ("srt/mem_cache/kv_cache_configurator.py", 1635, _REST),
+            ("srt/mem_cache/kv_cache_configurator.py", 1923, _STATES),
             ("srt/mem_cache/kv_cache_configurator.py", 1657, _BYTES),
             ("srt/model_executor/pool_configurator.py", 325, _PAGES),
             ("srt/managers/tp_worker.py", 521, _PROMPT),
-        ), whole_division=True),
+        ), whole_division=True, pools=True),
         Era("0.5.23", (
             ("srt/model_executor/pool_configurator.py", 493, _CELL),
+            ("srt/model_executor/pool_configurator.py", 776, _POOLS),
             ("srt/mem_cache/kv_cache_configurator.py", 3038,
              _REST + ", less the memory for image embeddings"),
+            ("srt/mem_cache/kv_cache_configurator.py", 3352, _STATES),
             ("srt/mem_cache/kv_cache_configurator.py", 3060, _BYTES),
             ("srt/model_executor/pool_configurator.py", 646, _PAGES),
             ("srt/managers/tp_worker.py", 572, _PROMPT),
-        ), whole_division=True, reserves_images=True),
+        ), whole_division=True, reserves_images=True, pools=True),
     ),
 )  # fmt: skip
 

@@ -11,25 +11,15 @@ from pathlib import Path
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.models.qwen import smart_resize
 from mmrepro.kv_budget.eras import Engine
+from mmrepro.kv_budget.layers import FULL, Kind, Layers, layers_of
 
 MOST_BYTES = 4 << 20
 _NESTED = ("text_config", "llm_config", "language_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-_HEADS = ("num_attention_heads", "n_head", "n_heads")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "num_kv_heads")
 _CONTEXT = ("max_position_embeddings", "seq_length", "n_positions")
-_MIXED = (
-    "layers_block_type",
-    "hybrid_override_pattern",
-    "attn_type_list",
-    "full_attention_interval",
-    "sliding_window_pattern",
-    "mamba_d_state",
-    "interleaved_sliding_window",
-)
-"""Fields of models whose layers are not all of one kind."""
-_MIXED_TYPES = ("gemma2", "cohere2", "gpt_oss")
 
 Json = dict[str, object]
 
@@ -50,8 +40,9 @@ class Geometry:
         mla: latent attention.
         plain_head_dim: hidden size over attention heads; differs from ``k_dim`` in models that
             set ``head_dim``, which old LMDeploy ignores. 0 when unknown.
-        mixed: layers of several kinds (full and sliding, or state-space): engines size such
-            caches layer by layer.
+        kinds: what each layer keeps.
+        odd: why there is no formula for these layers; empty: there is.
+        drafts: layers of the model's own MTP head.
         model_type: ``model_type`` of config.json; empty when given as numbers.
     """
 
@@ -65,8 +56,25 @@ class Geometry:
     window: int = 0
     mla: bool = False
     plain_head_dim: int = 0
-    mixed: bool = False
     model_type: str = ""
+    kinds: Layers = ()
+    odd: str = ""
+    drafts: int = 0
+
+    @property
+    def full(self) -> Kind:
+        """A layer of full attention."""
+        return Kind(FULL, self.kv_heads, self.k_dim + self.v_dim, self.mla)
+
+    @property
+    def each(self) -> Layers:
+        """What each layer keeps; full attention where nothing else is known."""
+        return self.kinds or ((self.full,),) * self.layers
+
+    @property
+    def mixed(self) -> bool:
+        """Not every layer keeps keys and values of all tokens."""
+        return bool(self.odd) or any(kinds != (self.full,) for kinds in self.kinds)
 
     def token_bytes(self, engine: Engine, *, tp: int = 1, kv_dtype: str = "auto") -> int:
         """Bytes of one token over all layers on one of ``tp`` devices, as vLLM and SGLang count.
@@ -77,20 +85,23 @@ class Geometry:
         Raises:
             UsageError: an unknown type of cache, or layers of several kinds.
         """
+        if self.mixed:
+            raise UsageError(
+                f"There is no formula here for {engine.title}: "
+                f"{self.odd or 'the layers of this model keep different things'}. "
+                "Give --block-bytes instead."
+            )
+        return self.layers * self.full.token_bytes(tp, self.element(engine, kv_dtype))
+
+    def element(self, engine: Engine, kv_dtype: str = "auto") -> int:
+        """Bytes of an element of the cache. Raises UsageError: an unknown type."""
         sizes = engine.element_bytes
         if kv_dtype not in sizes:
             raise UsageError(
                 f"No formula here for {engine.title}'s KV cache type {kv_dtype!r}; there is: "
                 f"{', '.join(sizes)}."
             )
-        if self.mixed:
-            raise UsageError(
-                f"This model mixes layers of several kinds, which {engine.title} sizes apart; "
-                "there is no formula for that here. Give --block-bytes instead."
-            )
-        heads = 1 if self.mla else max(1, self.kv_heads // tp)
-        element = sizes[kv_dtype] or self.dtype_bytes
-        return self.layers * heads * (self.k_dim + self.v_dim) * element
+        return sizes[kv_dtype] or self.dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -180,11 +191,14 @@ def read_model(path: Path) -> Model:
     latent, rotary = _number(text, ("kv_lora_rank",)), _number(text, ("qk_rope_head_dim",))
     mla = bool(latent and rotary)
     key = latent + rotary if mla else own_dim or plain
+    kv_heads = 1 if mla else _number(text, _KV_HEADS) or heads
+    full = Kind(FULL, kv_heads, key if mla else 2 * key, mla)
+    kinds, odd = layers_of(text, full, layers)
     return Model(
         name=name,
         geometry=Geometry(
             layers=layers,
-            kv_heads=1 if mla else _number(text, _KV_HEADS) or heads,
+            kv_heads=kv_heads,
             k_dim=key,
             v_dim=0 if mla else key,
             dtype_bytes=2,
@@ -193,8 +207,10 @@ def read_model(path: Path) -> Model:
             window=_window(text),
             mla=mla,
             plain_head_dim=0 if mla else plain,
-            mixed=_mixed(text),
             model_type=name,
+            kinds=kinds,
+            odd=odd,
+            drafts=_number(text, ("num_nextn_predict_layers", "mtp_num_hidden_layers")) or 1,
         ),
         images=_image_rule(top, file.parent),
     )
@@ -254,14 +270,6 @@ def _window(text: Json) -> int:
     """The sliding window as LMDeploy takes it (pytorch/configurations/default.py:21)."""
     used = text.get("use_sliding_window", True)
     return _number(text, ("sliding_window",)) if used else 0
-
-
-def _mixed(text: Json) -> bool:
-    kinds = text.get("layer_types")
-    if isinstance(kinds, list):
-        return len({str(kind) for kind in kinds}) > 1
-    # A null field is a field that is not used.
-    return text.get("model_type") in _MIXED_TYPES or any(text.get(name) for name in _MIXED)
 
 
 def _image_rule(top: Json, folder: Path) -> ImageRule | None:

@@ -16,6 +16,8 @@ from mmrepro.base.text.sanitize import one_line
 from mmrepro.kv_budget import plans
 from mmrepro.kv_budget.base import MAX_DECIMALS, MemoryPlan
 from mmrepro.kv_budget.eras import ENGINES, LMDEPLOY, SGLANG, VLLM, VLLM_CPU, Engine
+from mmrepro.kv_budget.groups import KERNEL, Layout, Serving, layout_of
+from mmrepro.kv_budget.layers import CHUNK, FLOATS, FULL, STATE, WINDOW, Kind
 from mmrepro.kv_budget.model import Geometry, Model, read_model
 from packaging.version import InvalidVersion, Version
 
@@ -63,6 +65,11 @@ def _setting(engine: Engine, help: str, metavar: str = "X") -> Any:
     return option(None, help, metavar, name=name, read=partial(read_number, what=name))
 
 
+def _ratio(name: str, default: str) -> Any:
+    read = partial(read_number, what=name)
+    return option(None, f"SGLang's {name}.", "X", name=name, read=read, shown=default)
+
+
 class Device(StrEnum):
     GPU = "gpu"
     CPU = "cpu"
@@ -92,6 +99,7 @@ class KvBudgetCommand(Command):
     mem_fraction_static: Decimal | None = _setting(SGLANG, "SGLang: share for weights and cache.")
     kv_space: Decimal | None = _setting(VLLM_CPU, "vLLM on a CPU: VLLM_CPU_KVCACHE_SPACE.", "GIB")
     need: int | None = _count("Find the smallest setting for such a prompt.", "TOKENS", least=0)
+    requests: int = _count("For so many of them at once.", default=1, most=1 << 20)
     images: int | None = _count("With so many images in it.", "M", most=100_000)
     image_tokens: int | None = _count(
         "Tokens of one image.", "TOKENS", most=1 << 32, shown="by --model"
@@ -126,6 +134,36 @@ class KvBudgetCommand(Command):
     vocab_size: int | None = _count("For LMDeploy's reserve.", most=1 << 32)
     dtype_bytes: int = _count("Bytes of the model's element: 2 or 4.", default=2, least=2, most=4)
     tp: int = _count("Tensor parallel devices.", default=1, most=4096)
+    pp: int = _count("vLLM: pipeline stages.", default=1, most=1024)
+    dp: int = _count("Data parallel replicas, each with a cache of its own.", default=1, most=4096)
+    num_speculative_tokens: int = _count(
+        "vLLM: draft tokens a step.", default=0, least=0, most=1024
+    )
+    draft: str = option(
+        "",
+        "Layers of the drafter that keep keys and values: mtp for the model's own head, or the "
+        "folder or config.json of a draft model or EAGLE head.",
+        "mtp|DIR|FILE",
+    )
+    mamba_ssm_cache_dtype: str = option(
+        "auto", "vLLM: elements of recurrent states.", choices=("auto", *FLOATS)
+    )
+    swa_full_tokens_ratio: Decimal | None = _ratio("--swa-full-tokens-ratio", "0.8")
+    mamba_full_memory_ratio: Decimal | None = _ratio("--mamba-full-memory-ratio", "0.9")
+    max_num_batched_tokens: int | None = _count(
+        "vLLM: tokens of a step, which a sliding window holds as well.",
+        "TOKENS",
+        shown="of a server on that device",
+    )
+    prefix_caching: bool | None = option(
+        None,
+        "vLLM: cache prefixes; of a model with states it decides what a request takes.",
+        name="--prefix-caching/--no-prefix-caching",
+        shown="the release's default",
+    )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False, "vLLM: one group for all layers, as with a KV connector that supports no more."
+    )
     quant_policy: int = _count("LMDeploy: 0, 4, 8, 16, 17 or 42.", default=0, least=0, most=99)
     kv_dtype: str = option("auto", "vLLM, SGLang: auto, fp8_e4m3, …", "TYPE")
     context: int | None = _count("--session-len, --max-model-len.", "TOKENS")
@@ -219,6 +257,101 @@ class KvBudgetCommand(Command):
         return self.context or (self.geometry.context if self.geometry else 0)
 
 
+_STEPS = ((160, 16384), (70, 8192), (0, 2048))
+"""GiB of a GPU from which a server's step has so many tokens, an A100's 2048 apart (vLLM 0.32.0
+engine/arg_utils.py:2923; 0.23.0 has no first row). On a CPU: 2048 a rank (:2978)."""
+
+
+def _layout(asked: KvBudgetCommand, geometry: Geometry, release: str, block: int) -> Layout | None:
+    """How vLLM groups the layers; None: one group of full attention on one stage.
+
+    Raises:
+        UsageError: nothing is known of them, or of that release.
+    """
+    engine, era = asked.chosen, asked.chosen.era(release)
+    if asked.draft and asked.pp > 1:
+        raise UsageError("How a drafter is spread over pipeline stages was not read here.")
+    own = asked.draft == "mtp"
+    drafter: tuple[Kind, ...] = (geometry.full,) * geometry.drafts if own else ()
+    if asked.draft and not own:
+        drafted = read_model(Path(asked.draft)).geometry
+        drafter = tuple(kind for layer in drafted.each for kind in layer)
+    if not (geometry.mixed or drafter or asked.pp > 1):
+        return None
+    if geometry.odd:
+        geometry.token_bytes(engine)  # raises with the reason
+    several = geometry.mixed or any(kind != geometry.full for kind in drafter)
+    if several and not era.grouped:
+        raise UsageError(
+            f"How {engine.title} {release} groups layers of several kinds was not read here; known "
+            "are 0.22.0 to 0.25.0, 0.32.0 and 0.33.0.",
+            hint="mmrepro kv-budget --engine vllm --release 0.32.0 …",
+        )
+    if several and asked.tokens() == 0:
+        raise UsageError("The context decides what layers of several kinds keep: give --context.")
+    cpu = engine is VLLM_CPU
+    step = asked.max_num_batched_tokens
+    if step is None:
+        gib = (asked.total or 0) / units.GIB
+        rows = _STEPS if era.counts_flight else _STEPS[1:]
+        step = 2048 * asked.tp * asked.pp if cpu else next(s for least, s in rows if gib >= least)
+    if era.counts_flight:
+        step *= asked.pp if cpu else asked.pp + 1
+    serving = Serving(
+        element=geometry.element(engine, asked.kv_dtype),
+        model=geometry.dtype_bytes,
+        cell=4 if era.wide_states else FLOATS.get(asked.mamba_ssm_cache_dtype, 0),
+        tp=asked.tp,
+        pp=asked.pp,
+        drafts=asked.num_speculative_tokens,
+        drafter=drafter,
+        in_flight=step,
+        prefix_caching=asked.prefix_caching,
+        hybrid=not asked.disable_hybrid_kv_cache_manager,
+        aligned=KERNEL["cpu" if cpu else "gpu"],
+    )
+    return layout_of(geometry.each, era, block, serving, asked.tokens())
+
+
+_SWA_POOLS = ("gpt_oss", "llama4", "llama4_text")
+"""Kinds of models whose windows SGLang keeps in a pool of their own (0.5.17
+configs/model_config.py:1993); all others keep every token in every layer."""
+
+
+def _sglang_cells(asked: KvBudgetCommand, geometry: Geometry, release: str) -> tuple[float, int]:
+    """Bytes of a token and of a request's states, on one device. Raises UsageError: there is no
+    formula."""
+    engine, era = asked.chosen, asked.chosen.era(release)
+    element = geometry.element(engine, asked.kv_dtype)
+    if geometry.odd:
+        geometry.token_bytes(engine)  # raises with the reason
+    if asked.pp > 1:
+        raise UsageError("--pp is for vllm: there is no formula for SGLang's stages here.")
+    kinds = [kind for layer in geometry.each for kind in layer]
+    states = [kind.state for kind in kinds if kind.state]
+    full = [kind for kind in kinds if kind.name in (FULL, STATE)]
+    apart = geometry.model_type in _SWA_POOLS and len(full) < len(kinds)
+    if (apart or states) and not era.pools:
+        raise UsageError(
+            f"How SGLang {release} sizes pools of windows or states was not read here; known are "
+            "0.5.17 and later.",
+            hint="mmrepro kv-budget --engine sglang --release 0.5.23 …",
+        )
+    token = geometry.full.token_bytes(asked.tp, element)
+    cell = float(token * sum(kind.name == FULL for kind in kinds))
+    windows = token * sum(kind.name in (WINDOW, CHUNK) for kind in kinds)
+    cell += windows * (float(asked.swa_full_tokens_ratio or 0.8) if apart else 1)
+    if asked.draft and states:
+        raise UsageError("There is no formula here for SGLang's drafts beside states.")
+    if asked.draft:
+        own = geometry.drafts if asked.draft == "mtp" else 0
+        drafter = own or read_model(Path(asked.draft)).geometry.layers
+        cell += token * drafter
+    # 32 bits, whatever the model's type is (0.5.17 configs/mamba_utils.py:71).
+    state = sum(one.bytes(asked.tp, 0, geometry.dtype_bytes, one.cell_bytes or 4) for one in states)
+    return cell, state
+
+
 def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
     """The engine's arithmetic at that release with everything filled in.
 
@@ -238,8 +371,14 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
     if engine in (VLLM, SGLANG) and free > total:
         raise UsageError("--free is more than --total.")
     size = asked.block_size or engine.block_size
+    layout = None
+    if engine is VLLM_CPU and geometry and geometry.mla and engine.era(release).wide_states:
+        size = 16  # whatever is asked for, without AMX tiles (0.32.0 platforms/cpu.py:280)
     if engine is LMDEPLOY and geometry:
         size = plans.block_size_of(geometry, size)
+    heads = geometry.kv_heads if geometry and not geometry.mla else 1
+    if engine is not LMDEPLOY and heads % asked.tp and asked.tp % heads:
+        raise UsageError(f"{engine.title} cannot divide {heads} KV heads among {asked.tp} devices.")
     if asked.block_bytes:
         each = asked.block_bytes * (size if engine is SGLANG else 1)
     elif geometry is None:
@@ -252,14 +391,22 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
         each = plans.block_bytes_of(
             geometry, release, tp=asked.tp, quant_policy=asked.quant_policy, block_size=size
         )
+    elif engine.name == VLLM.name and (layout := _layout(asked, geometry, release, size)):
+        each, size = layout.bytes_per_block, layout.block
+    elif engine is SGLANG:
+        each = size * int(_sglang_cells(asked, geometry, release)[0])
     else:
         each = size * geometry.token_bytes(engine, tp=asked.tp, kv_dtype=asked.kv_dtype)
     if engine is VLLM_CPU:
-        return plans.VllmCpuPlan(release, each, size, context)
+        return plans.VllmCpuPlan(release, each, size, context, layout)
     if engine is VLLM:
-        return plans.VllmPlan(release, each, size, context, total, free or total, runtime)
+        return plans.VllmPlan(release, each, size, context, total, free or total, runtime, layout)
     if engine is SGLANG:
-        return plans.SglangPlan(release, total, free, each, size, context, runtime)
+        cell, state = (0.0, 0) if geometry is None else _sglang_cells(asked, geometry, release)
+        return plans.SglangPlan(
+            release, total, free, each, size, context, runtime, cell, state,
+            float(asked.mamba_full_memory_ratio or 0.9),
+        )  # fmt: skip
     vocabulary = asked.vocab_size or (geometry.vocab_size if geometry else 0)
     if asked.runtime is None and not vocabulary:
         raise UsageError(

@@ -13,11 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.units import GIB
 from mmrepro.kv_budget.base import UNLIMITED, Budget, MemoryPlan
 from mmrepro.kv_budget.eras import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
+from mmrepro.kv_budget.groups import Group, Layout
+from mmrepro.kv_budget.layers import FULL, Kind
 from mmrepro.kv_budget.model import Geometry
 from packaging.version import Version
 
@@ -77,6 +80,11 @@ def block_bytes_of(
         raise UsageError(
             f"LMDeploy has KV quantisation {quant_policy} since "
             f"{_POLICY_SINCE[quant_policy]}, not in {release}."
+        )
+    if geometry.odd or any(kind.state for layer in geometry.kinds for kind in layer):
+        why = geometry.odd or "some layers of this model keep states"
+        raise UsageError(
+            f"There is no formula here for LMDeploy: {why}. Give --block-bytes instead."
         )
     rows = block_size_of(geometry, block_size) * _heads_per_device(geometry, release, tp)
     k_dim, v_dim = _dims_of(geometry, release)
@@ -227,31 +235,52 @@ class _VllmPool(MemoryPlan):
 
     Attributes:
         max_model_len: 0 when not given; with it vLLM refuses a pool that cannot hold so much.
+        layout: of layers of several kinds; None: one group of full attention.
     """
 
     max_model_len: int
+    layout: Layout | None
+
+    @cached_property
+    def cut(self) -> Layout:
+        """How the pool is cut into blocks."""
+        size = self.tokens_per_block
+        return self.layout or Layout(self.bytes_per_block, size, (Group(Kind(FULL), size),))
+
+    @property
+    def groups(self) -> list[dict[str, object]]:
+        return [one.facts for one in self.layout.groups] if self.layout else []
+
+    def blocks_for(self, tokens: int, requests: int = 1) -> int:
+        return requests * self.cut.pages(tokens) + self.era.spare_blocks
 
     def _pooled(self, setting: Decimal, pool: int, reserve: int) -> Budget:
         blocks = max(pool // self.bytes_per_block, 0)
         refusal = self._refusal(pool)
-        tokens = max(blocks - self.era.spare_blocks, 0) * self.tokens_per_block
+        tokens = self.cut.longest(blocks - self.era.spare_blocks)
         limited_by = "kv"
-        notes: tuple[str, ...] = ()
+        notes = self.cut.notes
         if 0 < self.max_model_len <= tokens:
             # The last token of a context has to be generated.
             tokens, limited_by = self.max_model_len - 1, "context"
         elif self.max_model_len and not refusal:
             notes = (
+                *notes,
                 f"vLLM starts, but a request of more than {tokens} tokens waits for ever: the "
                 "check at the start does not count the null block (0.29.0 and later do)",
             )
         return self._budget(
             setting, pool, reserve, blocks, tokens,
             limited_by=limited_by, refusal=refusal, notes=notes, log=self._log(blocks),
+            concurrency=self.at_once(blocks),
         )  # fmt: skip
 
+    def at_once(self, blocks: int) -> float | None:
+        """Requests of the whole context, as vLLM counts them."""
+        return blocks / self.cut.pages(self.max_model_len) if self.max_model_len else None
+
     def _refusal(self, pool: int) -> str:
-        need = -(-self.max_model_len // self.tokens_per_block) * self.bytes_per_block
+        need = self.cut.pages(self.max_model_len) * self.bytes_per_block
         held_back = self.bytes_per_block if self.era.checks_spare else 0
         if 0 < pool < need + held_back and self.max_model_len:
             return (
@@ -262,11 +291,17 @@ class _VllmPool(MemoryPlan):
         return "" if fits else "No available memory for the cache blocks."
 
     def _log(self, blocks: int) -> str:
-        tokens = blocks * self.tokens_per_block
-        if self.max_model_len and Version(self.release) >= _CONCURRENCY_LOG:
-            each = -(-self.max_model_len // self.tokens_per_block)
-            tokens = int(blocks / each * self.max_model_len)
-        return f"GPU KV cache size: {tokens:,} tokens"
+        several = self.at_once(blocks)
+        if several is None or Version(self.release) < _CONCURRENCY_LOG:
+            return f"GPU KV cache size: {blocks * self.tokens_per_block:,} tokens"
+        line = f"{int(several * self.max_model_len):,} tokens"
+        if not self.era.names_device:
+            return f"GPU KV cache size: {line}"
+        device = "CPU" if self.engine is VLLM_CPU else "GPU"
+        return (
+            f"{device} KV cache size: {line}, Maximum concurrency for {self.max_model_len:,} "
+            f"tokens per request: {several:.2f}x"
+        )
 
 
 @dataclass(frozen=True)
@@ -290,6 +325,7 @@ class VllmPlan(_VllmPool):
     total: int = 0
     free: int = 0
     non_kv: int = 0
+    layout: Layout | None = None
 
     engine = VLLM
 
@@ -312,6 +348,7 @@ class VllmCpuPlan(_VllmPool):
     bytes_per_block: int
     tokens_per_block: int = VLLM_CPU.block_size
     max_model_len: int = 0
+    layout: Layout | None = None
 
     engine = VLLM_CPU
 
@@ -342,6 +379,9 @@ class SglangPlan(MemoryPlan):
         context: the model's context length; 0 when not given.
         image_reserve: bytes for image embeddings that 0.5.23 takes off for a multimodal model
             (``SGLANG_VLM_CACHE_SIZE_MB``); ignored by older releases.
+        cell: bytes of a token where they are no whole number; 0: those of ``bytes_per_block``.
+        state: bytes of a request's recurrent states, all layers; 0: it has none.
+        state_ratio: ``--mamba-full-memory-ratio``.
     """
 
     release: str
@@ -351,11 +391,14 @@ class SglangPlan(MemoryPlan):
     tokens_per_block: int = SGLANG.block_size
     context: int = 0
     image_reserve: int = 0
+    cell: float = 0.0
+    state: int = 0
+    state_ratio: float = 0.9
 
     engine = SGLANG
 
-    def blocks_for(self, tokens: int) -> int:
-        return -(-(tokens + MARGIN) // self.tokens_per_block)
+    def blocks_for(self, tokens: int, requests: int = 1) -> int:
+        return -(-(requests * tokens + MARGIN) // self.tokens_per_block)
 
     def forward(self, setting: Decimal) -> Budget:
         slack = self.before / GIB * (1 - float(setting))
@@ -364,13 +407,21 @@ class SglangPlan(MemoryPlan):
         if self.era.reserves_images:
             rest -= self.image_reserve / GIB
             reserve += self.image_reserve
+        slots = 0
+        if self.state:
+            share = rest * self.state_ratio / (1 + self.state_ratio) * GIB
+            slots = int((share - self.state) // self.state)
+            rest -= (slots + 1) * self.state / GIB
+            reserve += (slots + 1) * self.state
         page = self.tokens_per_block
-        each = self.bytes_per_block // page
+        each = self.cell or self.bytes_per_block // page
         whole = self.era.whole_division
-        tokens = int(rest * GIB) // each if whole else int(rest * GIB // each)
+        tokens = int(int(rest * GIB) // each) if whole else int(rest * GIB // each)
         tokens = tokens // page * page
         refusal = ""
-        if whole and rest <= 0:
+        if self.state and slots <= 0:
+            refusal = "Not enough GPU memory for hybrid (mamba/linear-attention) state cache."
+        elif whole and rest <= 0:
             refusal = "Loaded weights leave no GPU memory for the KV cache."
         elif tokens <= 0:
             refusal = "Not enough memory. Please try to increase --mem-fraction-static."
@@ -381,4 +432,5 @@ class SglangPlan(MemoryPlan):
         return self._budget(
             setting, int(rest * GIB), reserve, max(tokens // page, 0), longest,
             limited_by=limited_by, refusal=refusal, log=f"max_total_num_tokens={tokens}",
+            notes=(f"{slots:,} slots for states",) if slots else (),
         )  # fmt: skip

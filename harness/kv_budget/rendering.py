@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from html import escape
@@ -26,13 +28,19 @@ def show(answer: Answer, curve: list[Point], console: Console) -> None:
     line(f"{engine.title} {plan.release}, computed as since {plan.era.since}{read}")
     tokens = f"{plan.tokens_per_block} token{'s' if plan.tokens_per_block > 1 else ''}"
     line(f"one block: {plan.bytes_per_block:,} bytes for {tokens}")
+    for text in _groups(plan, answer.replicas):
+        line(text)
     if here.budget is not None:
         line(f"\n{engine.setting} {here.budget.setting}", "bold")
         for text, style in _forward(here.budget):
             line("  " + text, style)
     if here.smallest is not None and answer.need is not None:
         need, least = answer.need, here.smallest
-        line(f"\nA prompt of {need.words()} needs {least.blocks:,} blocks.", "bold")
+        what = f"A prompt of {need.words()} needs"
+        if need.requests > 1:
+            what = f"{need.requests:,} prompts of {need.words()} at once need"
+        line(f"\n{what} {least.blocks:,} blocks.", "bold")
+        line(f"  they are      {size(least.bytes, 2)}")
         for text, style in _backward(least, engine.setting):
             line("  " + text, style)
     console.print()
@@ -51,6 +59,18 @@ def show(answer: Answer, curve: list[Point], console: Console) -> None:
         line(f"    {source}", "dim")
 
 
+def _groups(plan: MemoryPlan, replicas: int) -> Iterator[str]:
+    """Equal groups in one line; and what a number is of, where there are several caches."""
+    lines = Counter(
+        f"{g['kind']}, {g['layers']} layers, blocks of {g['block_size']} tokens"
+        for g in plan.groups
+    )
+    for text, many in lines.items():
+        yield f"  {many} group{'s' if many > 1 else ''}: {text}"
+    if replicas > 1:
+        yield f"all numbers are of one of {replicas} data-parallel replicas"
+
+
 Line = tuple[str, str]
 """A line and its style."""
 
@@ -64,6 +84,11 @@ def _forward(budget: Budget) -> list[Line]:
         (f"for the cache   {size(budget.pool_bytes, 2)} ({budget.pool_bytes:,} bytes)", ""),
         (f"blocks          {budget.blocks:,}", ""),
         last,
+        *(
+            []
+            if budget.concurrency is None
+            else [(f"at once         {budget.concurrency:.2f} requests of the whole context", "")]
+        ),
         *([(f"in its log      {budget.log}", "")] if budget.log else []),
         *((f"note            {note}", "yellow") for note in budget.notes),
     ]

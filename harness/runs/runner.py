@@ -13,7 +13,7 @@ from pathlib import Path
 from mmrepro import __version__
 from mmrepro.base.errors import EngineStartError, RunTimeout, UsageError
 from mmrepro.base.machine.files import cache_root
-from mmrepro.base.machine.gpu import Choice, leased
+from mmrepro.base.machine.gpu import leased
 from mmrepro.base.machine.host import host_facts
 from mmrepro.base.records import Moment
 from mmrepro.base.units import duration
@@ -40,6 +40,7 @@ from mmrepro.runs.start import (
     have_environment,
     in_service,
     note_environment,
+    note_gpu,
     start,
     target,
 )
@@ -85,7 +86,7 @@ def execute(
         gpu = None
         if wanted.device == "cuda":  # before anything is downloaded
             gpu = held.enter_context(leased())
-            _note_gpu(gpu, journal)
+            note_gpu(gpu, journal)
         with journal.stage("environment"):
             environment = have_environment(wanted, journal)
             note_environment(journal, environment)
@@ -121,18 +122,6 @@ def execute(
 
 def _note_key(incident: Incident, parts: dict[str, str]) -> None:
     incident.decided_by, incident.key = parts, run_key(parts)
-
-
-def _note_gpu(choice: Choice, journal: Journal) -> None:
-    host = journal.incident.host
-    host.gpus, host.gpu_facts = choice.names, choice.facts()
-    names = ", ".join(device.label for device in choice.devices)
-    journal.recorder.event(
-        f"the run takes {names}" if names else f"the GPU cannot be looked at: {choice.unseen}",
-        level="info" if names else "warning",
-    )
-    for sentence in choice.passed_over:
-        journal.recorder.event(f"in use by others: {sentence}")
 
 
 def _control(spec: ServerSpec, journal: Journal, starter: Starter) -> tuple[Setting, ...]:

@@ -182,6 +182,19 @@ def have_environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
     return ensure(wanted, progress=progress)
 
 
+def note_gpu(choice: Choice, journal: Journal) -> None:
+    """Write down which device the run takes, and who uses the others."""
+    host = journal.incident.host
+    host.gpus, host.gpu_facts = choice.names, choice.facts()
+    names = ", ".join(device.label for device in choice.devices)
+    journal.recorder.event(
+        f"the run takes {names}" if names else f"the GPU cannot be looked at: {choice.unseen}",
+        level="info" if names else "warning",
+    )
+    for sentence in choice.passed_over:
+        journal.recorder.event(f"in use by others: {sentence}")
+
+
 def note_environment(journal: Journal, environment: Environment) -> None:
     """Write down what the engine was installed as; the list with hashes is copied."""
     engine = journal.incident.engine

@@ -56,19 +56,63 @@ def test_vllm_logs_what_is_foretold(run_once: RunOnce, tmp_path: Path) -> None:
     assert int(logged[1]) == budget.blocks
 
 
-def computed(engine: str, release: str, cases: list[dict[str, Any]]) -> list[list[Any]]:
-    """What the engine's own functions make of the cases."""
-    python = ensure(spec_for(engine, release, "cpu")).python
+def ran(engine: str, release: str, script: str, cases: Any, within: float, **env: str) -> list[str]:
+    """The lines that the script prints under the engine's interpreter."""
     done = subprocess.run(
-        [python, str(ORACLES / f"{engine}_arithmetic.py")],
+        [ensure(spec_for(engine, release, "cpu")).python, str(ORACLES / script)],
         input=json.dumps(cases),
         capture_output=True,
         text=True,
-        timeout=300,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+        timeout=within,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", **env},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()
+
+
+def computed(engine: str, release: str, cases: list[dict[str, Any]]) -> list[list[Any]]:
+    """What the engine's own functions make of the cases."""
+    return json.loads(ran(engine, release, f"{engine}_arithmetic.py", cases, 300)[-1])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("release", ["0.23.0", "0.32.0", "0.33.0"])
+def test_vllm_groups_the_layers_of_published_models_as_recorded(
+    release: str, tmp_path: Path
+) -> None:
+    """tests/unit/kv_budget/test_kv_groups.py holds the arithmetic to the same lines."""
+    recorded = json.loads((ORACLES.parents[1] / "unit/kv_budget/groups.json").read_text())
+    known = [case for case in recorded["cases"] if release in case]
+    models = {name: model["config"] for name, model in recorded["models"].items()}
+    cases = []
+    for case in known:
+        options = case["options"]
+        args = {"max_num_batched_tokens": options["max_num_batched_tokens"]}
+        for ours, theirs in (
+            ("prefix_caching", "enable_prefix_caching"),
+            ("disable_hybrid_kv_cache_manager", "disable_hybrid_kv_cache_manager"),
+        ):
+            if ours in options:
+                args[theirs] = options[ours]
+        if drafts := options.get("num_speculative_tokens"):
+            method = {"": "ngram", "mtp": "mtp"}.get(options.get("draft", ""), "draft_model")
+            args["speculative_config"] = {"method": method, "num_speculative_tokens": drafts}
+        cases.append(
+            {
+                "config": models[case["model"]], "args": args, "gib": case["gib"],
+                "context": case["context"], "tp": options.get("tp", 1), "pp": options.get("pp", 1),
+                "draft": models.get(options.get("draft", "")),
+            }
+        )  # fmt: skip
+    own = {"VLLM_CACHE_ROOT": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}
+    lines = [json.loads(line) for line in ran("vllm", release, "vllm_groups.py", cases, 1500, **own)
+             if line.startswith("{")]  # fmt: skip
+    for case, told in zip(known, lines, strict=True):
+        theirs = case[release]
+        if "error" in theirs:
+            assert theirs["error"] in told["error"], case
+        else:
+            assert told == theirs, case
 
 
 @pytest.mark.parametrize("release", ["0.6.4", "0.18.0"])

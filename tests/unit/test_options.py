@@ -62,7 +62,10 @@ READ = {
         ("--free", "--total", "--runtime", "--block-bytes"), st.integers(1 << 20, 1 << 50)
     ),
     **dict.fromkeys(
-        (engine.option for engine in (LMDEPLOY, VLLM, VLLM_CPU, SGLANG)),
+        (
+            *(engine.option for engine in (LMDEPLOY, VLLM, VLLM_CPU, SGLANG)),
+            *("--swa-full-tokens-ratio", "--mamba-full-memory-ratio"),
+        ),
         st.decimals("0.0001", 1, places=4),
     ),
 }

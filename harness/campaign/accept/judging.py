@@ -13,13 +13,15 @@ from typing import Annotated, Any, Literal
 
 import mmrepro
 from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
-from mmrepro.base.errors import ExitCode
+from mmrepro.base.errors import BadIncident, ExitCode
 from mmrepro.base.machine.files import Device, digest
 from mmrepro.base.records import Document
 from mmrepro.base.units import duration
 from mmrepro.campaign.trial import incident_in
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.acceptance import Row, Status
+from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, FindingClass, Fuzz, Replay
+from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.signature import Outcome
 from mmrepro.reproducers import reproducer_path
 from mmrepro.tools.check import HostReport, Part as MachinePart
@@ -50,6 +52,7 @@ class Child:
         tests: run by its pytest.
         incident: it takes ``--out`` and leaves an incident there.
         device_option: it takes ``--device``.
+        reads: a file of the repository among its words; an installed package does not have it.
     """
 
     words: tuple[str, ...]
@@ -58,12 +61,13 @@ class Child:
     tests: bool = False
     incident: bool = False
     device_option: bool = True
+    reads: str = ""
 
     @property
     def file(self) -> Path:
-        """The script, or the tests, which an installed package does not have."""
-        name = self.words[0]
-        if not self.tests:
+        """The script; or what is read, or the tests, which an installed package does not have."""
+        name = self.reads or self.words[0]
+        if not (self.tests or self.reads):
             return reproducer_path(name)
         beside = reproducer_path("").parent / name
         return beside if beside.is_file() else Path(name).absolute()
@@ -257,6 +261,54 @@ def _claim(incident: Incident, name: str) -> Row:
     return Row(
         asked=claim.text, expected=expected, source=claim.source, seen=claim.observed, status=status
     )
+
+
+# ------------------------------------------------------------------ a replay, or a fuzz session
+
+
+def search_judge(title: str, finds: Sequence[FindingClass]) -> Judge:
+    """Of ``mmrepro replay`` and ``fuzz``: those classes are confirmed, nothing is for (); and the
+    servers ran on a GPU, if one was asked for."""
+
+    def judge(ended: Ended) -> Judged:
+        if (ending := late(title, ended)) is not None:
+            return ending
+        made: Replay | Fuzz
+        try:
+            if (ended.incident / FUZZ_FILE).is_file():
+                made = load_document(ended.incident, FUZZ_FILE, Fuzz)
+            else:
+                made = load_document(ended.incident, REPLAY_FILE, Replay)
+        except BadIncident:
+            why = ended.words or f"no document; it ended with {ended.exit_code}"
+            return broken_off(title, why)
+        if made.state != "complete":
+            return broken_off(title, made.failure or ended.words)
+        found = made.findings if isinstance(made, Replay) else [f.finding for f in made.found]
+        told = [f"{f.finding_class}: {f.said}" for f in found if f.confirmed] or ["nothing"]
+        classes = {f.finding_class for f in found if f.confirmed}
+        right = classes >= {*finds} if finds else not classes
+        names = ", ".join(made.host.gpus) or "a CPU"
+        ran_there = bool(made.host.gpus) == (ended.device == "cuda")
+        rows = [
+            (title, ", ".join(finds) or "nothing", "; ".join(told), right),
+            (f"{title}: where its servers ran", ended.device, names, ran_there),
+        ]
+        return Judged(
+            [
+                Row(
+                    asked=asked,
+                    expected=expected,
+                    source="minivllm's planted faults",
+                    seen=seen,
+                    status=Status.PASSED if good else Status.FAILED,
+                    seconds=ended.seconds,
+                )
+                for asked, expected, seen, good in rows
+            ]
+        )
+
+    return judge
 
 
 # ------------------------------------------------------------------ documents that children print

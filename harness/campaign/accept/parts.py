@@ -28,11 +28,13 @@ from mmrepro.campaign.accept.judging import (
     late,
     machine_judge,
     run_judge,
+    search_judge,
     told,
     untried,
 )
 from mmrepro.campaign.trial import incident_in
 from mmrepro.failure.documents.acceptance import Row, Status
+from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.scenarios.chunked_mm_prefill import device_assert
 
 TITLE = "device-side asserts on purpose, each in a child"
@@ -219,6 +221,21 @@ def _fault(scenario: str, variant: str) -> Step:
     return _run(variant, f"{scenario}, variant {variant}", words, MINIVLLM, (15, 90), claims=claims)
 
 
+def _search(
+    name: str,
+    title: str,
+    words: str,
+    finds: Sequence[FindingClass],
+    times: tuple[float, float],
+    reads: str = "",
+) -> Step:
+    """Servers forked from a parent that has imported the engine: on a GPU before CUDA is used."""
+    words = f"{words} --start-mode warm --seed 0"
+    child = Child(tuple(words.split()), (MINIVLLM,), incident=True, reads=reads)
+    return Step(name, title, child, search_judge(title, finds), *times)
+
+
+RECORDED_CASE = "docs/replays/minivllm/case.json"
 TORCH_WORKS = "torch allocates, computes and copies on the device"
 TESTS = "equality with transformers, decode graphs, "
 HANG = "vLLM 0.23.0 hangs in the eviction of its multimodal cache"
@@ -298,6 +315,35 @@ PARTS = (
                 "borrowed-faults --variant reused-mask --mitigation fix",
                 MINIVLLM,
                 (20, 90),
+            ),
+        ),
+    ),
+    Part(
+        "search",
+        "replay and fuzz find a planted fault, and report nothing of an engine without one",
+        (
+            _search(
+                "replay",
+                "a recorded case's hang and HTTP 500 are confirmed",
+                f"replay {RECORDED_CASE} --no-shrink --repeat 2 --budget 6",
+                (FindingClass.HANG, FindingClass.SERVER_ERROR),
+                (75, 240),
+                RECORDED_CASE,
+            ),
+            _search(
+                "fuzz",
+                "fuzz finds the hang of a cache that two processes keep",
+                "fuzz minivllm --server-arg=--fault=ghost-key-lru --no-shrink --repeat 2 "
+                "--budget 90s",
+                (FindingClass.HANG,),
+                (100, 240),
+            ),
+            _search(
+                "healthy",
+                "fuzz reports nothing of a healthy engine",
+                "fuzz minivllm --budget 60s",
+                (),
+                (75, 200),
             ),
         ),
     ),

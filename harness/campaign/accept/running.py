@@ -170,8 +170,9 @@ class StepRun(WithoutEnvironment):
         step, child = self.step, self.step.child
         if self.device not in step.devices:
             return None, 0.0, self._without(step.why_not, whole=True)
-        if child.tests and not child.file.is_file():
-            why = f"{child.words[0]} is not in an installed mmrepro: run it in the repository"
+        if (child.tests or child.reads) and not child.file.is_file():
+            name = child.reads or child.words[0]
+            why = f"{name} is not in an installed mmrepro: run it in the repository"
             return None, 0.0, self._without(why)
         python, why, late = self._python(here) if child.needs else (None, "", False)
         left_s = self.until - here.clock()
@@ -234,6 +235,8 @@ class StepRun(WithoutEnvironment):
     ) -> subprocess.Popen[bytes]:
         child = self.step.child
         arguments = child.arguments(self.device)
+        if child.reads:
+            arguments[arguments.index(child.reads)] = str(child.file)
         if child.script or child.tests:
             command = [str(python), str(child.file), *arguments[1:]]
             if child.tests:

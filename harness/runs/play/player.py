@@ -36,6 +36,7 @@ from mmrepro.runs.start import (
     have_environment,
     in_service,
     note_environment,
+    note_gpu,
     start,
     target,
 )
@@ -68,10 +69,11 @@ class Player:
         start_mode: StartMode = StartMode.AUTO,
         folder: Path,
         timeout_s: float = 600.0,
+        device: str = "auto",
         listener: Listener | None = None,
     ) -> None:
         self.server, self.folder, self.listener = server, folder, listener
-        self.options = RunCommand(timeout_s=timeout_s)
+        self.options = RunCommand(timeout_s=timeout_s, device=device)
         self.deadlines: Deadlines | None = None
         self.starter = Starter(start_mode, several=True)
         self._held = contextlib.ExitStack()
@@ -238,7 +240,8 @@ class Player:
         """Found or built once a session, and kept from being pruned as long as it lasts."""
         if wanted.device == "cuda" and self._gpu is None:
             self._gpu = self._held.enter_context(leased())
-
+        if self._gpu is not None:
+            note_gpu(self._gpu, journal)
         if wanted not in self._environments:
             environment = have_environment(wanted, journal)
             self._held.enter_context(environment.in_use())

@@ -50,11 +50,13 @@ class Servers(NamedTuple):
     Attributes:
         wanted: the one on which deadlines are measured; a case brings its own.
         timeout_s: that one may take to become ready.
+        device: auto, cpu or cuda.
     """
 
     wanted: ServerWanted
     start_mode: StartMode = StartMode.AUTO
     timeout_s: float = 600.0
+    device: str = "auto"
 
 
 class Players:
@@ -68,7 +70,7 @@ class Players:
         """``make``: another player than the real one."""
         self._listener = listener
         self._make = make
-        self._made: dict[tuple[str, StartMode, float], Player] = {}
+        self._made: dict[tuple[object, ...], Player] = {}
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -78,20 +80,20 @@ class Players:
             Player,  # here, not above: it imports all that starts servers
         )
 
-        wanted, mode, timeout_s = servers
         with self._lock:
             if self._stopped:
                 raise KeyboardInterrupt
-            key = wanted.model_dump_json(), mode, timeout_s
+            key = servers.wanted.model_dump_json(), *servers[1:]
             if key not in self._made:
                 self._made[key] = (
                     self._make(servers, folder)
                     if self._make is not None
                     else Player(
-                        wanted,
-                        start_mode=mode,
+                        servers.wanted,
+                        start_mode=servers.start_mode,
                         folder=folder,
-                        timeout_s=timeout_s,
+                        timeout_s=servers.timeout_s,
+                        device=servers.device,
                         listener=self._listener,
                     )
                 )

@@ -219,4 +219,5 @@ class FuzzCommand(ServerCommand):
             "--from": str(self.source or ""),
             "--no-shrink": "" if self.shrink else "yes",
             "--repeat": str(self.repeat),
+            "--device": self.on_gpu,
         }

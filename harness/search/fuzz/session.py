@@ -291,5 +291,5 @@ class Fuzzing(CaseSearch[Fuzz]):
             blind=options.blind,
             source=source.name,
             host=host_facts(),
-            fidelity=Fidelity.CPU,
+            fidelity=Fidelity.GPU if options.on_gpu else Fidelity.CPU,
         )

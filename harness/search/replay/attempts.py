@@ -135,7 +135,8 @@ class CaseRun:
 
     @property
     def environment(self) -> EnvironmentSpec:
-        return spec_for(self.servers.wanted.engine, self.servers.wanted.release)
+        server = self.servers.wanted
+        return spec_for(server.engine, server.release, self.servers.device)
 
     @property
     def campaign(self) -> str:
@@ -203,7 +204,9 @@ class CaseSearch(Search[DocumentT, CaseResult]):
 
     def __init__(self, options: ServerCommand, *, blind: bool = False) -> None:
         super().__init__()
-        self.servers = Servers(options.server, options.start_mode, options.timeout_s)
+        self.servers = Servers(
+            options.server, options.start_mode, options.timeout_s, options.device
+        )
         self.options, self.blind = options, blind
         self._orders: dict[str, CaseRun] = {}
 

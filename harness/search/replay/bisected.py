@@ -150,6 +150,7 @@ class ByReplay:
         return ReplayCommand(
             file=self.case,
             release=cell.release,
+            device=cell.device,
             shrink=False,
             repeat=1,
             timeout_s=options.timeout_s,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import device_of
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
 from mmrepro.runs.options import StartMode
 from mmrepro.traffic.case.model import ServerWanted
@@ -24,6 +25,7 @@ class ServerCommand(Command):
     release: str = common.RELEASE("", shown="a case's own, else the known scenarios' last")
     tree: str = common.SOURCE("")
     kernels: str = common.KERNELS("")
+    device: str = common.DEVICE("auto")
     model: str = common.MODEL(
         "",
         help="Name of a tiny model (qwen2-vl, dots-ocr, qwen3, text), or folder of a model.",
@@ -63,6 +65,11 @@ class ServerCommand(Command):
                 "--resume names the folder to go on with: --out is for a new one.",
                 hint=f"--resume {self.resume}",
             )
+
+    @property
+    def on_gpu(self) -> str:
+        """ "cuda" if that is where the servers run, else "": what a journal remembers."""
+        return "cuda" if device_of(self.device) == "cuda" else ""
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -321,8 +321,13 @@ def answer_lines(answers: Sequence[Answer]) -> list[str]:
     return lines
 
 
-def jobs_here() -> int:
-    """Servers at a time while shrinking: two need cores and memory for two."""
+def jobs_of(asked: ReplayCommand) -> int | None:
+    """Servers at a time while shrinking: two need cores and memory for two; a GPU has one at a
+    time, unless more are asked for. None: as Ray has machines."""
+    if asked.jobs or asked.ray:
+        return asked.jobs
+    if asked.on_gpu:
+        return 1
     cores = len(os.sched_getaffinity(0))
     return 2 if cores >= 4 and psutil.virtual_memory().available >= 2 * JOB_BYTES else 1
 

@@ -316,6 +316,7 @@ class ReplayFolder:
             "--repeat": str(options.repeat),
             "--no-shrink": "" if options.shrink else "yes",
             "--seed": str(options.seed),
+            "--device": options.on_gpu,
         }
         head = Head(
             mmrepro_version=mmrepro.__version__,
@@ -387,7 +388,7 @@ class ReplayFolder:
             time=options.time,
             seed=options.seed,
             host=host_facts(),
-            fidelity=Fidelity.CPU,
+            fidelity=Fidelity.GPU if options.on_gpu else Fidelity.CPU,
             budget=options.budget,
         )
 

@@ -465,12 +465,15 @@ class Translated:
     notes: tuple[str, ...] = ()
 
 
-def translated(asked: ServerAsked, known: Mapping[str, bool] | None, traffic: str) -> Translated:
+def translated(
+    asked: ServerAsked, known: Mapping[str, bool] | None, traffic: str, *, gpu: bool = False
+) -> Translated:
     """The server of a case.
 
     Args:
         known: options of the release, and whether each is a switch; None: not known.
         traffic: what is sent, as text: pictures in it ask for a model that sees them.
+        gpu: it runs on one, and keeps what asks for one.
 
     Raises:
         UsageError: an option's value is a variable that is set nowhere.
@@ -495,11 +498,11 @@ def translated(asked: ServerAsked, known: Mapping[str, bool] | None, traffic: st
         if name in HARMLESS:
             replaced.append(Replaced(what=shown, why=HARMLESS[name]))
             continue
-        if name in NEEDED:
+        if name in NEEDED and not (gpu and NEEDED[name] == _GPU):
             if value not in _DEFAULTS:
                 replaced.append(Replaced(what=shown, why=NEEDED[name], essential=True))
             continue
-        if name == "--dtype" and value in ("float16", "half"):
+        if not gpu and name == "--dtype" and value in ("float16", "half"):
             replaced.append(Replaced(what=shown, why="a CPU computes in bfloat16 or float32"))
             continue
         if any(re.search(r"\$\{?\w", one) for one in values):
@@ -518,7 +521,7 @@ def translated(asked: ServerAsked, known: Mapping[str, bool] | None, traffic: st
     for name, value in asked.env.items():
         if names_a_secret(name) or _ENV_OURS.match(name):
             continue
-        if _ENV_GPU.search(name):
+        if not gpu and _ENV_GPU.search(name):
             what = f"{name}={value}"
             replaced.append(Replaced(what=what, why=_GPU, essential=True))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import is_file, is_folder, read_file, write_file
+from mmrepro.base.machine.files import device_of, is_file, is_folder, read_file, write_file
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
@@ -69,6 +70,8 @@ CLIENT_DIR: Final = "client"
 RUN_FILE: Final = "client.json"
 NO_FILE: Final = Path()
 ASSERTED: Final = "device-side assert"
+SEVERAL_GPUS: Final = re.compile(r"NCCL|NVLink", re.IGNORECASE)
+"""In what a report says of its hardware."""
 """What a GPU says of an index that is out of range: a CPU raises an exception there."""
 
 # ---------------------------------------------------------------------------------- what is asked
@@ -108,9 +111,11 @@ def asked_for(options: ReproCommand) -> ReproAsked:
     traffic = client.text or _head(client.file)
     given = claim_of(options.reported) if options.reported else Claim()
     claim = issue.claim
+    if options.on_gpu and not SEVERAL_GPUS.search(claim.hardware):
+        claim.hardware = ""  # it is here
     if options.reported:
         claim = given.model_copy(
-            update={"exceptions": issue.claim.exceptions, "hardware": issue.claim.hardware}
+            update={"exceptions": claim.exceptions, "hardware": claim.hardware}
         )
     text = options.server_command or issue.server
     if not text and issue.engine and not (options.engine or client.file):
@@ -129,7 +134,7 @@ def asked_for(options: ReproCommand) -> ReproAsked:
         server = _own_server(options, issue, client)
     fixed = options.fixed
     if fixed == "newest":
-        fixed = max(_here(server.engine), key=Version, default="")
+        fixed = max(_here(server.engine, options.device), key=Version, default="")
     facts.asked = fixed
     return ReproAsked(server, client, facts)
 
@@ -240,10 +245,11 @@ def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> Clie
 # -------------------------------------------------------------------------------------- the server
 
 
-def _here(engine: str) -> list[str]:
-    """Releases of an engine whose environment is on this machine."""
+def _here(engine: str, device: str) -> list[str]:
+    """Releases of an engine whose environment for that device is on this machine."""
     made = (one.manifest for one in list_environments(sizes=False))
-    return [one.release for one in made if one.engine == engine and not one.commit]
+    wanted = engine, device_of(device)
+    return [m.release for m in made if (m.engine, m.device) == wanted and not m.commit]
 
 
 def _translated_server(
@@ -258,13 +264,14 @@ def _translated_server(
     release = options.release
     if not release:
         named = command.release or issue.release
+        here = _here(command.engine, options.device)
         if not named and facts.source:
-            here = ", ".join(sorted(_here(command.engine), key=Version)) or "none"
+            listed = ", ".join(sorted(here, key=Version)) or "none"
             raise UsageError(
-                f"The report names no release of {command.engine}; here are {here}.",
+                f"The report names no release of {command.engine}; here are {listed}.",
                 hint="--release VERSION",
             )
-        release, said = release_here(command.engine, named, _here(command.engine))
+        release, said = release_here(command.engine, named, here)
         release = release or named
         facts.notes += [said] if said else []
         if not release:
@@ -273,10 +280,10 @@ def _translated_server(
                 hint="--release VERSION",
             )
     known = None
-    environment = existing(spec_for(command.engine, release))
+    environment = existing(spec_for(command.engine, release, options.device))
     if environment is not None:
         known = options_of(command.engine, environment.site_packages) or None
-    made: Translated = translated(command, known, traffic)
+    made: Translated = translated(command, known, traffic, gpu=bool(options.on_gpu))
     facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
     base = {
         "engine": command.engine,

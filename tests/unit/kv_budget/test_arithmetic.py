@@ -257,8 +257,8 @@ def test_bytes_of_a_token(model: Geometry, engine: Engine, options: dict, tokens
 def test_what_has_no_formula_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="No formula here"):
         LLAMA_8B.token_bytes(engine, kv_dtype="nvfp4")
-    with pytest.raises(UsageError, match="several kinds"):
-        Geometry(layers=2, kv_heads=1, k_dim=8, v_dim=8, mixed=True).token_bytes(engine)
+    with pytest.raises(UsageError, match=r"it is odd\. Give --block-bytes"):
+        Geometry(layers=2, kv_heads=1, k_dim=8, v_dim=8, odd="it is odd").token_bytes(engine)
 
 
 def vllm(release: str = "0.32.0", **changed: int) -> VllmPlan:

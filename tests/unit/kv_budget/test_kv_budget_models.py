@@ -78,10 +78,12 @@ def test_latent_attention(tmp_path: Path) -> None:
     ("fields", "mixed", "window"),
     [
         ({}, False, 0),
-        ({"sliding_window": 4096}, False, 4096),
+        ({"sliding_window": 4096}, True, 4096),
         ({"sliding_window": 4096, "use_sliding_window": False}, False, 0),
         ({"layer_types": ["full_attention", "full_attention"]}, False, 0),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, True, 0),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, False, 0),  # a window of no size
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, True, 8),
+        ({"layer_types": ["full_attention", "new_attention"]}, True, 0),
         ({"model_type": "gemma2", "sliding_window": 4096}, True, 4096),
         ({"mamba_d_state": 16}, True, 0),
         ({"attn_type_list": None}, False, 0),

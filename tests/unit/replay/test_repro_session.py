@@ -57,7 +57,7 @@ class Faked(Fakes, Reproducing):
 
 @pytest.fixture(autouse=True)
 def _releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_here", lambda engine: ["0.12.0", "0.23.0", "0.32.0"])
+    monkeypatch.setattr(sessions, "_here", lambda engine, device: ["0.12.0", "0.23.0", "0.32.0"])
     monkeypatch.setattr(sessions, "existing", lambda spec: None)
 
 
