@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
+from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.options import StartMode
 from mmrepro.traffic.case.model import ServerWanted
 
@@ -26,7 +27,7 @@ class ServerCommand(Command):
     kernels: str = common.KERNELS("")
     model: str = common.MODEL(
         "",
-        help="Name of a tiny model (qwen2-vl, dots-ocr, qwen3, text), or folder of a model.",
+        help=f"Name of a tiny model ({', '.join(TINY)}), or folder of a model.",
         metavar="NAME|DIR",
         shown="a case's own, else that of the engine's scenarios",
     )
