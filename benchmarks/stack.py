@@ -90,7 +90,7 @@ def tried(player: Player, server: ServerWanted, name: str, folder: Path) -> dict
     """One row: what the play and its reference show."""
     began, engine = time.monotonic(), get_engine(server.engine)
     case = comparable(traffic(server, name))
-    options = PlayOptions(deadlines=derive([3.0]))
+    options = PlayOptions(deadlines=derive([20.0]))
     played = player.play(case, None, options, folder / "play")
     row: dict[str, Any] = {"starts": played.state is not PlayState.START_FAILED}
     if row["starts"]:

@@ -77,7 +77,12 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
             _NO_SPECULATION,
             model="qwen3.5",
         ),
-        "lora": Feature("two adapters", _adapters(2), ("--no-enable-lora",), _RUNTIME),
+        # On a CPU a request without an adapter gets the weights in the last slot where it shares a
+        # batch with one that has (vllm#48421: index -1 in lora/ops/torch_ops/lora_ops.py). A slot
+        # that is empty adds nothing.
+        "lora": Feature(
+            "two adapters, with room to spare", _adapters(8), ("--no-enable-lora",), _RUNTIME
+        ),
         "lora-evicted": Feature(
             "two adapters, room for one", _adapters(1), ("--no-enable-lora",), _RUNTIME
         ),

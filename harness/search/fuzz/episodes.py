@@ -316,7 +316,8 @@ def _in_turn(maker: Maker) -> list[Operation]:
         return []
     tokens = maker.random.choice((None, 70, 130))
     text = maker.question() if tokens is None else maker.text(tokens)
-    names = [None, *STATIC, maker.random.choice(STATIC), None]
+    itself = STATIC[0] if maker.always_adapted else None
+    names = [itself, *STATIC, maker.random.choice(STATIC), itself]
     ops = [maker.request([], text, max_tokens=12, leave="") for _ in names]
     return [op.model_copy(update={"model": name}) for op, name in zip(ops, names, strict=True)]
 
