@@ -104,8 +104,8 @@ class LoraNoAdapter(Scenario):
     )
 
     async def ask(self, drive: Drive, label: str, model: str = "") -> None:
-        named = {"model": model} if model else {}
-        await lmdeploy.complete(drive, label, PROMPT, TOKENS, logprobs=3, **named)
+        asked = model or drive.traffic.model
+        await lmdeploy.complete(drive, label, PROMPT, TOKENS, logprobs=3, model=asked)
 
     async def gate(self, drive: Drive) -> None:
         for label, model in ((ALONE, ""), (AGAIN, ""), (ADAPTED, ADAPTER)):

@@ -301,7 +301,7 @@ def _repeating(maker: Maker) -> list[Operation]:
     if not maker.on.intersection((Switch.NGRAM, Switch.DRAFT)):
         return []
     random = maker.random
-    word = maker.text(maker.limits.overhead + random.randint(3, 9))
+    word = maker.text(round(maker.limits.overhead) + random.randint(3, 9))
     texts = [word * random.randint(3, 9), word * 3 + maker.question(), maker.question()]
     lengths = [random.choice((5, 17, 40)) for _ in texts]
     return [
