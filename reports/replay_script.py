@@ -23,9 +23,9 @@ from mmrepro import __version__
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Setting, StandIn
 from mmrepro.base.text.sanitize import one_line
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.models.tiny import ADAPTERS, TINY, named_in
 from mmrepro.failure.documents.replay import Finding, FindingClass
-from mmrepro.traffic.case.bodies import opened, wire
+from mmrepro.traffic.case.bodies import opened, placed, wire
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import (
     IMAGES_DIR,
@@ -131,6 +131,11 @@ def upstream_test(
             f"A test has nothing to compare for {kind}: {name} is judged by whole replays.",
             hint="mmrepro replay case.json",
         )
+    if others := _beside(case):
+        raise UsageError(
+            f"A test writes one model, and this server needs {', '.join(others)} besides.",
+            hint=f"python3 {SCRIPT_FILE}, beside the finding",
+        )
     facts = _facts(finding, case, folder, deadline_s)
     if not facts["model"]:
         raise UsageError(
@@ -182,6 +187,7 @@ def _facts(
     images = _images(case, made)
     kinds = {facts[0] for facts in images.values()}
     model = _model(case.server.model)
+    beside = {name: _model(name) for name in _beside(case)} if model else {}
     told = {
         e.operation: e.model_dump(exclude={"operation"}, exclude_none=True)
         for e in finding.expectations
@@ -219,6 +225,7 @@ def _facts(
         "expectations": literal(told) if told else "",
         "model": model[0] if model else "",
         "weights": model[1] if model else "",
+        "beside": beside,
     }
 
 
@@ -239,6 +246,7 @@ def _body(
 ) -> dict[str, Any]:
     """How the script has the body: its fields, without the model, or its bytes. ``more`` gets the
     headers, and the model's name where it is not the served one's."""
+    op = placed(op, None)
     sent = wire(op.model_copy(update={"values": {}, "query": ""}), made, MODEL)
     usual = {"Content-Type": "application/json"} if sent.body else {}
     more["headers"] = sent.headers if sent.headers != usual else None
@@ -280,13 +288,20 @@ def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
         yield "Without them the server needs a GPU: there, leave out the options for a CPU."
 
 
+def _beside(case: Case) -> list[str]:
+    """Tiny models and adapters that its server or requests need besides the model."""
+    return named_in([*case.server.args, *(op.model_dump_json() for op in case.operations)])
+
+
 @cache
 def _model(name: str) -> tuple[str, str] | None:
-    """Files and weights of a tiny model, packed; None: it is somebody's own."""
-    tiny = TINY.get(name)
+    """Files of a tiny model, and its weights' file, seed, names, shapes and spread, packed; None:
+    it is somebody's own."""
+    tiny = TINY.get(name) or ADAPTERS.get(name)
     if tiny is None:
         return None
-    weights = [[n, list(shape), *tiny.spread(n)] for n, shape in tiny.shapes()]
+    shapes = [[n, list(shape), *tiny.spread(n)] for n, shape in tiny.shapes()]
+    weights = [tiny.weights_file, tiny.seed, shapes]
     with tempfile.TemporaryDirectory() as folder:
         written = sorted(tiny.write(Path(folder)).iterdir())
         texts = {f.name: f.read_text() for f in written if f.suffix != ".safetensors"}

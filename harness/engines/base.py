@@ -8,7 +8,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -228,10 +228,21 @@ class Engine(ABC):
         """How to provision ``release``. Raises UnknownRelease."""
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        """The command that starts the server. Raises UsageError for options it must own."""
+        """The command that starts the server. An option ``{feature:NAME}`` stands for that
+        feature's own; ``{tiny:NAME}`` in an option for the folder of a tiny model or adapter, which
+        is written.
+
+        Raises:
+            UsageError: an option that mmrepro must own, a feature or model that there is not.
+        """
+        from mmrepro.base.machine.files import cache_root
         from mmrepro.base.machine.gpu import hide
+        from mmrepro.engines.features import options_of
+        from mmrepro.engines.models.tiny import MODELS_DIR, with_folders
         from mmrepro.engines.supervise import Entry
 
+        args, variables = options_of(self.name, request.server_args, request.server_env)
+        request = replace(request, server_args=tuple(args), server_env=variables)
         for option in self.owned_options:
             if has_option(request.server_args, option):
                 raise UsageError(
@@ -247,6 +258,7 @@ class Engine(ABC):
             if setting.name.startswith("--"):
                 arguments += [setting.name, *([setting.value] if setting.value else [])]
         arguments += request.all_server_args
+        arguments = [with_folders(word, cache_root() / MODELS_DIR) for word in arguments]
         return LaunchPlan(
             argv=[str(request.environment.python), *self.interpreter_args(module), *arguments],
             env=env | request.variables(patches),

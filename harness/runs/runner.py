@@ -20,6 +20,7 @@ from mmrepro.base.units import duration
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.models import TinyModel
+from mmrepro.engines.models.tiny import MODELS_DIR
 from mmrepro.failure.documents import (
     EngineFacts,
     Incident,
@@ -293,7 +294,7 @@ def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
         if not (path / "config.json").is_file():
             raise UsageError(f"{path} holds no model: it has no config.json.")
         return path, ModelFacts(kind="given with --model", path=str(path))
-    path = tiny.write(cache_root() / "models")
+    path = tiny.write(cache_root() / MODELS_DIR)
     with (path / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return path, ModelFacts(

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from mmrepro.engines.base import Mitigation as Mitigation, Patch as Patch
     from mmrepro.engines.models import TinyModel as TinyModel, TinyQwen2VL as TinyQwen2VL
     from mmrepro.engines.models.qwen import TinyQwen3 as TinyQwen3
-    from mmrepro.engines.models.tiny import TinyDotsOCR as TinyDotsOCR, TinyText as TinyText
+    from mmrepro.engines.models.tiny import (
+        TINY as TINY,
+        TinyDotsOCR as TinyDotsOCR,
+        TinyText as TinyText,
+    )
     from mmrepro.failure.documents import (
         Birthday as Birthday,
         ClaimResult as ClaimResult,

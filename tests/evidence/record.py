@@ -123,6 +123,9 @@ completions-session --mitigation text-prompts
 completions-session --release 0.13.0
 completions-session --release 0.15.0
 completions-session --release 0.18.0
+lora-no-adapter
+lora-no-adapter --release 0.33.0
+lora-no-adapter --mitigation spare-slot
 mm-prefill-contract --variant slot-mapping --server-arg=--text-only
 mm-prefill-contract --variant pinned-placeholder --mitigation fix --server-arg=--fault=slot-mapping
 borrowed-faults --variant ghost-key-lru --server-arg=--mm-cache-tokens=4096

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.engines.base import ranks_of
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.starts import explain
+from mmrepro.engines.supervise import Entry, launch_order
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.failure.documents import Fidelity, StandIn, WheelFacts
 from mmrepro.scenario.more import Mitigation, Patch
@@ -65,6 +67,35 @@ def test_a_gpu_is_not_filled_for_a_tiny_model() -> None:
     own = plan("--gpu-memory-utilization=0.9", device="cuda").argv
     assert "--kv-cache-memory-bytes" not in own, "who says how much is taken at the word"
     assert "--gpu-memory-utilization" not in own
+
+
+def test_names_of_features_and_models_become_options_and_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))
+    made = plan("{feature:draft}", "{feature:lora}", "{feature:tp2}")
+    text = " ".join(made.argv)
+    assert "{feature:" not in text
+    assert "{tiny:" not in text
+    option = "--speculative-config="
+    config = next(word.removeprefix(option) for word in made.argv if word.startswith(option))
+    assert Path(json.loads(config)["model"], "config.json").is_file()
+    assert made.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert made.env["VLLM_HOST_IP"] == "127.0.0.1", "two ranks talk over this machine"
+    assert made.entry.arguments == made.argv[-len(made.entry.arguments) :]
+
+
+def test_the_folder_of_a_run_stands_in_options_and_variables(tmp_path: Path) -> None:
+    entry = Entry("module", ["--kv", '{"path": "{run-tmp}/kv"}'])
+    words, env = ["python", *entry.arguments], {"A": "{run-tmp}/a"}
+    order = launch_order(words, env, cwd=tmp_path, log=tmp_path / "log", grace_s=1.0, entry=entry)
+    try:
+        assert order.argv == ["python", "--kv", f'{{"path": "{order.tmp}/kv"}}']
+        assert order.entry is not None
+        assert order.entry.arguments == order.argv[1:]
+        assert order.env["A"] == f"{order.tmp}/a"
+    finally:
+        Path(order.tmp).rmdir()
 
 
 def test_the_command() -> None:

@@ -7,12 +7,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from grids import examples
 from hypothesis import assume, given, strategies as st
+from mmrepro.base.errors import UsageError
 from mmrepro.engines.models import TinyQwen2VL, smart_resize
 from mmrepro.engines.models.qwen import FACTOR
-from mmrepro.engines.models.tiny import REPORTED_IMAGE_TOKENS, TinyDotsOCR
+from mmrepro.engines.models.tiny import (
+    ADAPTERS,
+    REPORTED_IMAGE_TOKENS,
+    TINY,
+    TinyDotsOCR,
+    named_in,
+    with_folders,
+)
 
 SMALL = {"hidden": 64, "layers": 1, "vision_width": 32, "vision_depth": 1}
 SIDES = st.integers(1, 5000)
@@ -226,3 +235,52 @@ def test_two_writers_at_once(tmp_path: Path) -> None:
     assert said[0] == said[1]
     assert [path.name for path in (tmp_path / "models").iterdir()] == [Path(said[0]).name]
     assert files(Path(said[0])) == files(TinyQwen2VL(**SMALL).write(tmp_path / "alone"))
+
+
+# ---------------------------------------------------------------------- models of today's stack
+
+
+@pytest.mark.parametrize("name", [*TINY, *ADAPTERS])
+def test_every_tiny_model_is_whole(tmp_path: Path, name: str) -> None:
+    model = TINY.get(name) or ADAPTERS[name]
+    folder = model.write(tmp_path)
+    header, data = safetensors(folder / model.weights_file)
+    header.pop("__metadata__")
+    assert {n: tuple(t["shape"]) for n, t in header.items()} == dict(model.shapes())
+    assert len(data) == 2 * model.parameters
+    others = [other.key for n, other in (TINY | ADAPTERS).items() if n != name]
+    assert model.key not in others
+    for text in folder.glob("*.json"):
+        json.loads(text.read_text())
+
+
+def test_a_draft_has_the_weights_of_its_model_but_smaller(tmp_path: Path) -> None:
+    def embedding(name: str) -> np.ndarray:
+        header, data = safetensors(TINY[name].write(tmp_path) / "model.safetensors")
+        begin, stop = header["model.embed_tokens.weight"]["data_offsets"]
+        return (np.frombuffer(data[begin:stop], "<u2").astype("<u4") << 16).view("<f4")
+
+    ratio = embedding("qwen3-draft") / embedding("qwen3-text")
+    assert np.allclose(ratio, 0.6, atol=0.01)
+
+
+def test_an_adapter_fits_the_attention_of_its_model() -> None:
+    adapter, base = ADAPTERS["lora-a"], dict(TINY["qwen3-text"].shapes())
+    shapes = dict(adapter.shapes())
+    assert len(shapes) == 2 * 4 * 2
+    for name, (rows, columns) in shapes.items():
+        place, _, matrix = name.removeprefix("base_model.model.").partition(".lora_")
+        weight = base[f"{place}.weight"]
+        assert (rows, columns) == ((8, weight[1]) if matrix[0] == "A" else (weight[0], 8))
+
+
+def test_a_name_in_an_option_becomes_a_folder_that_is_there(tmp_path: Path) -> None:
+    text = '{"model": "{tiny:qwen3-draft}", "tokens": 3}'
+    assert named_in([text, "--flag", text]) == ["qwen3-draft"]
+    folder = Path(json.loads(with_folders(text, tmp_path))["model"])
+    assert (folder / "config.json").is_file()
+    assert folder.parent == tmp_path
+    assert with_folders("a={tiny:lora-a}") == "a=./tiny-model/lora-a"
+    assert with_folders("{run-tmp} {tinyqwen3}", tmp_path) == "{run-tmp} {tinyqwen3}"
+    with pytest.raises(UsageError, match="no tiny model qwen9"):
+        with_folders("{tiny:qwen9}", tmp_path)

@@ -60,7 +60,9 @@ class _Table(BaseModel):
 class Rows(_Table):
     """Rows of the matrix that share their releases, device, mitigations and options.
 
-    What is None is taken from ``[matrix]``, and if that has none either, the default.
+    What is None is taken from ``[matrix]``, and if that has none either, the default. ``feature``:
+    one row more for each, with what the server needs for it (engines/features.py); ``none`` is the
+    row without.
     """
 
     scenario: Texts = []
@@ -69,6 +71,7 @@ class Rows(_Table):
     mitigation: Texts | None = None
     device: Device | None = None
     server_arg: Texts = []
+    feature: Texts = []
     option: Texts = []
 
 

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ from mmrepro.engines.environments.build import existing, needed_bytes
 from mmrepro.engines.environments.index import Listed, releases_of
 from mmrepro.engines.environments.source import read_tree
 from mmrepro.engines.environments.spec import EnvironmentSpec, TreeLabel
+from mmrepro.engines.features import feature
 from mmrepro.failure.documents.ledger import LEDGER_FILE, Cell, Night, NightState, Planned
 from mmrepro.history.ledger import History, read
 from mmrepro.runs.key import gpu_models
@@ -161,7 +163,10 @@ class _Making:
                 f"{scenario.full_name}: no release of {scenario.engine} is meant by "
                 f"{','.join(wanted or selectors.DEFAULT)}"
             )
-        for release in releases:
+        for name in group.feature:
+            if name != NONE:
+                feature(scenario.engine, name)  # raises, and lists them
+        for release, given in product(releases, _features(group)):
             for mitigations in self._mitigations(group, scenario, release):
                 cell = Cell(
                     scenario=text,
@@ -170,7 +175,7 @@ class _Making:
                     release=release,
                     device=on,
                     mitigations=mitigations,
-                    server_args=tuple(group.server_arg),
+                    server_args=(*group.server_arg, *given),
                     options=tuple(group.option),
                 )
                 self.cells.setdefault(cell.id, planned(self.night, scenario, cell))
@@ -399,6 +404,11 @@ def night_of(asked: MatrixRunCommand, settings: MatrixRunCommand) -> Night:
         raise UsageError(
             f"{asked.night!r} cannot name a night.", hint="letters, digits, dots, dashes"
         ) from error
+
+
+def _features(group: Rows) -> list[list[str]]:
+    """Options of the server, for each row that the features make of one."""
+    return [[] if name == NONE else [f"{{feature:{name}}}"] for name in group.feature or [NONE]]
 
 
 def _rows(asked: MatrixRunCommand, given: MatrixFile) -> list[Rows]:

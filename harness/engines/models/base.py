@@ -33,6 +33,9 @@ class TinyModel(ABC):
     """
 
     kind: ClassVar[str]
+    weights_file: ClassVar[str] = "model.safetensors"
+    bfloat16_only: ClassVar[bool] = False
+    """No CPU kernel of an engine computes it in float32."""
     seed: int
     image_tokens: int
     std: float
@@ -142,6 +145,26 @@ def named_after(prefix: str, *made_of: object) -> str:
 
 def dump(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, indent=1))
+
+
+def write_text_model(
+    folder: Path, model: TinyModel, vocab_size: int, config: Callable[[dict[str, int]], object]
+) -> None:
+    """Every file of a model that sees no images.
+
+    Args:
+        config: makes ``config.json`` of the special tokens' ids.
+    """
+    ids = write_tokenizer(folder, vocab_size)
+    path = folder / "tokenizer_config.json"
+    tokenizer = json.loads(path.read_text())
+    for name in ("processor_class", "image_token", "video_token"):
+        del tokenizer[name]
+    dump(path, tokenizer | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    (folder / "config.json").write_text(json.dumps(config(ids), indent=1))
+    ends = {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    dump(folder / "generation_config.json", dict(ends))
+    write_weights(folder / model.weights_file, model.shapes(), model.seed, model.spread)
 
 
 # ------------------------------------------------------------------ weights that several have

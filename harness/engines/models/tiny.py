@@ -12,12 +12,13 @@ forward pass. The rest is as small as it can be. Names of weights and configurat
 of transformers' ``LlamaForCausalLM`` and ``GemmaForCausalLM``.
 """
 
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
+from mmrepro.base.errors import UsageError
 from mmrepro.engines.models.base import (
     DOTS_OCR,
     Shapes,
@@ -27,10 +28,24 @@ from mmrepro.engines.models.base import (
     named_after,
     patch_merger,
     qwen2_language_model,
+    write_text_model,
     write_weights,
 )
 from mmrepro.engines.models.qwen import MERGE, PATCH, QwenModel, TinyQwen2VL, TinyQwen3
+from mmrepro.engines.models.stack import (
+    TinyAdapter,
+    TinyGraniteHybrid,
+    TinyQwen3Moe,
+    TinyQwen3Next,
+    TinyQwen3Text,
+    TinyQwen35,
+    TinyScorer,
+)
 
+MODELS_DIR: Final = "models"
+"""In the cache."""
+BESIDE: Final = "./tiny-model"
+"""Where a script writes the model; what else its server needs lies in folders in it."""
 REPORTED_IMAGE_TOKENS = 4819
 """Of the bug report's image; 2212 x 1708 pixels, say."""
 
@@ -242,20 +257,7 @@ class TinyText(TinyModel):
             yield "lm_head.weight", (self.vocab_size, w)
 
     def _write_into(self, folder: Path) -> None:
-        from mmrepro.engines.models.base import write_tokenizer
-
-        ids = write_tokenizer(folder, self.vocab_size)
-        path = folder / "tokenizer_config.json"
-        tokenizer = json.loads(path.read_text())
-        for name in ("processor_class", "image_token", "video_token"):
-            del tokenizer[name]
-        dump(path, tokenizer | {"tokenizer_class": "PreTrainedTokenizerFast"})
-        dump(folder / "config.json", self._config(ids))
-        dump(
-            folder / "generation_config.json",
-            {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]},
-        )
-        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self.spread)
+        write_text_model(folder, self, self.vocab_size, self._config)
 
     def spread(self, name: str) -> tuple[float, float]:
         """Mean and deviation of a weight's random values. A norm starts as the identity, which
@@ -295,5 +297,40 @@ TINY: Final[Mapping[str, TinyModel]] = {
     "dots-ocr": TinyDotsOCR(),
     "qwen3": TinyQwen3(),
     "text": TinyText(),
+    "qwen3-text": TinyQwen3Text(),
+    "qwen3-draft": TinyQwen3Text(std=0.3),
+    "qwen3-moe": TinyQwen3Moe(),
+    "qwen3-next": TinyQwen3Next(),
+    "qwen3.5": TinyQwen35(),
+    "granite-hybrid": TinyGraniteHybrid(),
+    "scorer": TinyScorer(),
 }
-"""By what a case, and ``--model`` of a replay, call them."""
+"""By what a case, and ``--model`` of a replay, call them. The weights of ``qwen3-draft`` are those
+of ``qwen3-text``, 0.6 times as large: it proposes some 70 of 100 of its tokens."""
+
+ADAPTERS: Final[Mapping[str, TinyModel]] = {
+    "lora-a": TinyAdapter(seed=5),
+    "lora-b": TinyAdapter(seed=6),
+}
+"""Adapters of ``qwen3-text``."""
+
+_NAMED: Final = re.compile(r"\{tiny:([a-z0-9.-]+)\}")
+
+
+def named_in(texts: Iterable[str]) -> list[str]:
+    """Names of the models and adapters that options or bodies call ``{tiny:NAME}``."""
+    return list(dict.fromkeys(name for text in texts for name in _NAMED.findall(text)))
+
+
+def with_folders(text: str, cache: Path | None = None) -> str:
+    """``text`` with a folder for each ``{tiny:NAME}``, which is written below ``cache``; None: as a
+    script beside its model has it. Raises UsageError: no such model."""
+
+    def folder(found: re.Match[str]) -> str:
+        name = found[1]
+        model = TINY.get(name) or ADAPTERS.get(name)
+        if model is None:
+            raise UsageError(f"There is no tiny model {name}.", hint=", ".join([*TINY, *ADAPTERS]))
+        return f"{BESIDE}/{name}" if cache is None else str(model.write(cache))
+
+    return _NAMED.sub(folder, text)

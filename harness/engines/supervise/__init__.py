@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.request import ProxyHandler, build_opener
@@ -31,7 +31,7 @@ from mmrepro.engines.supervise.supervisor import (
 )
 
 TMP_PLACEHOLDER = "{run-tmp}"
-"""In the value of a variable: the run's temporary folder."""
+"""In the value of a variable, or in an option: the run's temporary folder."""
 START_TIMEOUT_S = 30.0
 STOP_MARGIN_S = 15.0
 END_S = 10.0
@@ -218,6 +218,10 @@ def launch_order(
         raise SupervisorError(f"{log} cannot be written: {error.strerror}.") from error
     tmp = tempfile.mkdtemp(prefix="mmr-")
     env = run_variables(env, tmp)
+    argv = [word.replace(TMP_PLACEHOLDER, tmp) for word in argv]
+    if entry is not None:
+        words = [word.replace(TMP_PLACEHOLDER, tmp) for word in entry.arguments]
+        entry = replace(entry, arguments=words)
     return LaunchOrder(argv, env, str(cwd), str(log), tmp, grace_s, entry, preface)
 
 

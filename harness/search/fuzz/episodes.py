@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, TypeAlias
 
+from mmrepro.engines.features import feature
 from mmrepro.search.fuzz.limits import Limits, learning_case, narrowing_case
 from mmrepro.search.fuzz.options import Dialect, dialect_of
-from mmrepro.search.fuzz.requests import TILE, Maker
-from mmrepro.search.fuzz.steering import Switch, drawn, offered
-from mmrepro.search.oracle.reference import PLAIN, comparable
+from mmrepro.search.fuzz.requests import RESETS, STATIC, TILE, Maker
+from mmrepro.search.fuzz.steering import ADAPTERS, SERVERS, Switch, drawn, offered
+from mmrepro.search.oracle.adapters import adapter_of
+from mmrepro.search.oracle.reference import LOADS, PLAIN, UNLOADS, comparable
 from mmrepro.traffic.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
 
 Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
@@ -29,6 +31,8 @@ CHANGED = 0.4
 """Share of mixed episodes that are changed ones, where there are some worth it."""
 FROM = 0.6
 """The same, of what was given by --from."""
+MODERN_COMPARED = 0.6
+"""The same of the profile modern: what its features break is mostly silent."""
 COMPARED = 0.25
 """Share of mixed episodes whose requests are greedy, with logprobs, so that answers compare; all
 of engines that are exact without."""
@@ -65,6 +69,7 @@ class Episodes:
         source: a case whose requests are used and changed.
         interesting: cases that showed something new, by their episode's number, oldest first.
         less: by how much switches are less likely than usual.
+        modern: each episode's server has some of the engine's features besides.
     """
 
     seed: int
@@ -76,6 +81,7 @@ class Episodes:
     interesting: dict[int, Case] = field(default_factory=dict)
     less: dict[Switch, float] = field(default_factory=dict)
     hazards: bool = False
+    modern: bool = False
 
     @property
     def dialect(self) -> Dialect:
@@ -92,7 +98,9 @@ class Episodes:
         kind = KINDS[(number - 1) % len(KINDS)]
         if kind == "many" and not self.pictures:
             kind = "mixed"
-        on = drawn(random, offered(self.dialect, pictures=self.pictures), self.less)
+        on = drawn(
+            random, offered(self.dialect, pictures=self.pictures, modern=self.modern), self.less
+        )
         maker = Maker(
             f"e{number}", random, self.limits, self.dialect, on, self.given, hazards=self.hazards
         )
@@ -103,7 +111,8 @@ class Episodes:
                 case = self._steady(maker)
             case _:
                 return self._mixed(number, maker)
-        return Planned(number, kind, self._titled(case, number), tuple(sorted(on)))
+        case = with_features(self._titled(case, number), on)
+        return Planned(number, kind, case, tuple(sorted(on)))
 
     def _titled(self, case: Case, number: int) -> Case:
         title = f"episode {number} of seed {self.seed}"
@@ -119,11 +128,14 @@ class Episodes:
         base, origin = self._base(random)
         case = self._new(maker) if base is None else changed(base, random, maker)
         plain = PLAIN.get(self.server.engine)
-        compared = plain is not None and (plain.exact or random.random() < COMPARED)
+        share = MODERN_COMPARED if self.modern else COMPARED
+        compared = plain is not None and (plain.exact or random.random() < share)
         if compared:
             case = comparable(case)
+        if asks_adapters(case) and not maker.on.intersection(ADAPTERS):
+            maker.on.add(ADAPTERS[0])
         switches = tuple(sorted(maker.on))
-        case = self._titled(case, number)
+        case = with_features(self._titled(case, number), maker.on)
         return Planned(number, "mixed", case, switches, origin, compared)
 
     def _base(self, random: Random) -> tuple[Case | None, str]:
@@ -156,11 +168,16 @@ class Episodes:
         return _renumbered(Case(server=self.server), barred, maker.images)
 
     def _barred(self, ops: Sequence[Operation], at_once: int, random: Random) -> list[Operation]:
-        """So many at once; who uses a picture again mostly waits for the one before."""
+        """So many at once; who uses a picture again mostly waits for the one before, and who asks
+        an adapter for its coming."""
         made: list[Operation] = []
         last: dict[str, str] = {}
         for op in ops:
             after = [f"running<={at_once - 1}"] if made else []
+            after += ["running<=0"] if made and op.path == RESETS else []
+            adapter = adapter_of(op)
+            after += [f"{last[adapter]}.end"] if adapter in last else []
+            last |= {adapter: op.id} if op.path in (LOADS, UNLOADS) else {}
             before = [last[name] for name in op.images if name in last]
             if before and random.random() < 0.7:
                 after.append(f"{before[-1]}.end")
@@ -207,6 +224,20 @@ class Episodes:
         case = self._case(operations, maker.images)
         server = self.server.model_copy(update={"args": roomy})
         return case.model_copy(update={"server": server})
+
+
+def with_features(case: Case, on: Collection[Switch]) -> Case:
+    """On a server that has what of ``on`` is a server's."""
+    server = case.server
+    found = [feature(server.engine, str(one)) for one in SERVERS if one in on]
+    args = [*server.args, *(word for one in found for word in one.args)]
+    env = {name: value for one in found for name, value in one.env.items()}
+    wanted = server.model_copy(update={"args": args, "env": {**server.env, **env}})
+    return case.model_copy(update={"server": wanted})
+
+
+def asks_adapters(case: Case) -> bool:
+    return any(op.model or op.path in (LOADS, UNLOADS) for op in case.operations)
 
 
 # ---------------------------------------------------------------------- motifs
@@ -264,7 +295,66 @@ def _full_house(maker: Maker) -> list[Operation]:
     return [maker.request([], tokens=tokens, max_tokens=24) for _ in range(4)]
 
 
-_MOTIFS = (_refused_then_again, _fill, _related, _twice, _gone_then_again, _full_house)
+def _repeating(maker: Maker) -> list[Operation]:
+    """Answers that repeat themselves, beside others: drafts of several lengths are accepted and
+    rejected in one step, and the answers end in the middle of one."""
+    if not maker.on.intersection((Switch.NGRAM, Switch.DRAFT)):
+        return []
+    random = maker.random
+    word = maker.text(round(maker.limits.overhead) + random.randint(3, 9))
+    texts = [word * random.randint(3, 9), word * 3 + maker.question(), maker.question()]
+    lengths = [random.choice((5, 17, 40)) for _ in texts]
+    return [
+        maker.request([], text, max_tokens=limit, leave="")
+        for text, limit in zip(texts, lengths, strict=True)
+    ]
+
+
+def _in_turn(maker: Maker) -> list[Operation]:
+    """One prompt for the model and each adapter, there and back again."""
+    if not maker.on.intersection(ADAPTERS):
+        return []
+    tokens = maker.random.choice((None, 70, 130))
+    text = maker.question() if tokens is None else maker.text(tokens)
+    itself = STATIC[0] if maker.always_adapted else None
+    names = [itself, *STATIC, maker.random.choice(STATIC), itself]
+    ops = [maker.request([], text, max_tokens=12, leave="") for _ in names]
+    return [op.model_copy(update={"model": name}) for op, name in zip(ops, names, strict=True)]
+
+
+def _come_and_gone(maker: Maker) -> list[Operation]:
+    """An adapter is loaded, asked, unloaded and asked again; the next one takes its place."""
+    if not maker.on.intersection(ADAPTERS):
+        return []
+    text = maker.text(maker.random.choice((40, 70, 130)))
+    ops: list[Operation] = []
+    for adapter in maker.random.sample(STATIC, 2):
+        name = maker.loaded(adapter)
+        ops += [maker.loading(name, adapter)]
+        for _ in range(2):
+            asked = maker.request([], text, max_tokens=8, leave="")
+            ops.append(asked.model_copy(update={"model": name}))
+        ops += [maker.unloading(name)]
+        asked = maker.request([], text, max_tokens=8, leave="")
+        ops.append(asked.model_copy(update={"model": name}))
+    return ops
+
+
+def _kept_and_fetched(maker: Maker) -> list[Operation]:
+    """A long prompt, whose blocks leave the cache; the same again, and the same with more."""
+    if Switch.FILES not in maker.on:
+        return []
+    limits = maker.limits
+    text = maker.text(max(80, min(limits.context, limits.room) // 3))
+    ops = [maker.request([], text, max_tokens=4, leave=""), maker.reset()]
+    ops += [maker.request([], text + more, max_tokens=16, leave="") for more in ("", " and more")]
+    return ops
+
+
+_MOTIFS = (
+    *(_refused_then_again, _fill, _related, _twice, _gone_then_again, _full_house),
+    *(_repeating, _in_turn, _come_and_gone, _kept_and_fetched),
+)
 
 
 # ---------------------------------------------------------------------- changing

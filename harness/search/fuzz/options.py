@@ -28,6 +28,9 @@ class Profile(StrEnum):
     HAZARDS = "hazards"
     """As ``pressure``, with clients that do what an engine's documentation warns of: one uuid for
     two pictures."""
+    MODERN = "modern"
+    """What servers of today do besides, some of it in each episode: speculation, adapters that come
+    and go, a KV cache in files, tools; texts only."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class Dialect:
         priority: the field; "": none.
         logprobs: values of ``top_logprobs``, the last ones beyond what is allowed.
         shaped: what a grammar is asked for with.
+        modern: options of the profile of that name; (): there is none.
+        features: those of :data:`FEATURES` that its episodes may have.
+        model: tiny model that it serves.
     """
 
     pressure: tuple[str, ...]
@@ -65,6 +71,9 @@ class Dialect:
     priority: str = ""
     logprobs: tuple[int, ...] = ()
     shaped: tuple[Mapping[str, Any], ...] = ()
+    modern: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    model: str = "qwen3-text"
 
 
 _SCHEMA = {
@@ -96,6 +105,14 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             {"response_format": {"type": "json_object"}},
             *({"structured_outputs": {"regex": one}} for one in _REGULAR),
             {"structured_outputs": {"choice": ["one", "two"]}},
+        ),
+        modern=(
+            *("--dtype=float32", "--max-num-seqs=4", "--block-size=32"),
+            *("--num-gpu-blocks-override=48", "--scheduling-policy=priority"),
+        ),
+        features=(
+            *("ngram", "draft", "lora", "lora-evicted", "file-connector", "parsers"),
+            *("chunked-prefill", "no-async"),
         ),
     ),
     "sglang": Dialect(
@@ -146,14 +163,23 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
         wanted: what the engine's scenarios run, with what was asked for on the command line; its
             options come last, and so win.
         length_told: ``max_model_len`` was asked for.
+
+    Raises:
+        UsageError: the engine has no such profile.
     """
     dialect = dialect_of(wanted.engine)
     if profile is Profile.PLAIN:
         return wanted.model_copy(update={"args": [*dialect.tells, *wanted.args]})
     length = wanted.max_model_len if length_told else dialect.max_model_len
+    if profile is Profile.MODERN and not dialect.modern:
+        known = ", ".join(name for name, one in DIALECTS.items() if one.modern)
+        raise UsageError(
+            f"There is no profile modern for {wanted.engine}.", hint=f"mmrepro fuzz {known}"
+        )
+    pressure = dialect.modern if profile is Profile.MODERN else dialect.pressure
     return wanted.model_copy(
         update={
-            "args": [*dialect.tells, *dialect.pressure, *wanted.args],
+            "args": [*dialect.tells, *pressure, *wanted.args],
             "env": {**dialect.env, **wanted.env},
             "max_model_len": length or wanted.max_model_len,
         }
@@ -178,7 +204,8 @@ class FuzzCommand(ServerCommand):
     profile: Profile = option(
         Profile.PRESSURE,
         "pressure: small caches and KV; plain: the engine's defaults; text: pressure without "
-        "images; hazards: clients that do what the documentation warns of.",
+        "images; hazards: clients that do what the documentation warns of; modern: speculation, "
+        "LoRA, a KV connector and tools, in changing combinations.",
     )
     blind: bool = option(False, "Name nothing, and keep no known failure away.")
     source: Path | None = option(

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from mmrepro.search.fuzz.limits import BLOCK, KV, SIZES, Limits
 from mmrepro.search.fuzz.options import Dialect
-from mmrepro.search.fuzz.steering import Switch
+from mmrepro.search.fuzz.steering import ADAPTERS, Switch
+from mmrepro.search.oracle.reference import LOADS, UNLOADS
 from mmrepro.traffic.case.model import (
     CHAT,
     COMPLETIONS,
@@ -47,6 +48,24 @@ MOST_GROWN = 700
 """Tokens of an answer that is let grow from what is served to what is not: seconds, on a CPU."""
 SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
 TILE = 28
+STATIC = ("lora-a", "lora-b")
+"""Adapters that a server with adapters has from its start."""
+RESETS = "/reset_prefix_cache"
+TOOLS: Final = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"at": {"enum": ["sun", "moon"]}, "n": {"type": "integer"}},
+                "required": ["at"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("look", "walk")
+)
 
 
 class Maker:
@@ -116,9 +135,13 @@ class Maker:
         if leave is None and Switch.LEAVE in self.on and random.random() < 0.15:
             leave = random.choice(("sent", "first-token", "tokens>=2", "tokens>=5"))
             parameters["max_tokens"] = max(limit, random.choice((16, 64)))
+        adapter = None
+        if self.always_adapted or (self.on.intersection(ADAPTERS) and random.random() < 0.4):
+            adapter = random.choice(STATIC)
         return Operation(
             id=f"r{self._count}",
             path=path,
+            model=adapter,
             messages=self._messages(shown, text) if path == CHAT else None,
             prompt=text if path == COMPLETIONS else None,
             parameters=parameters,
@@ -149,6 +172,33 @@ class Maker:
                 Message(role="user", content=self.question()),
             ]
         return messages
+
+    # ------------------------------------------------------------------ requests of servers
+
+    @property
+    def always_adapted(self) -> bool:
+        """Nobody asks the model itself beside an adapter that fills the last slot: on a CPU that is
+        a known failure (engines/features.py), which would hide all others."""
+        return Switch.EVICTED in self.on
+
+    def loaded(self, adapter: str) -> str:
+        """A name that no adapter of the episode has yet: a name means one adapter."""
+        self._count += 1
+        return f"{self.name}-{adapter}-{self._count}"
+
+    def loading(self, name: str, adapter: str) -> Operation:
+        self._count += 1
+        asked = {"lora_name": name, "lora_path": f"{{tiny:{adapter}}}"}
+        return Operation(id=f"r{self._count}", path=LOADS, parameters=asked)
+
+    def unloading(self, name: str) -> Operation:
+        self._count += 1
+        return Operation(id=f"r{self._count}", path=UNLOADS, parameters={"lora_name": name})
+
+    def reset(self) -> Operation:
+        """Of the prefix cache: what is asked again is fetched from elsewhere."""
+        self._count += 1
+        return Operation(id=f"r{self._count}", path=RESETS)
 
     # ------------------------------------------------------------------ texts
 
@@ -330,6 +380,8 @@ class Maker:
             made[dialect.rid] = self._count if number else f"user{self._count}"
         if chosen(Switch.GRAMMAR, 0.25):
             made |= random.choice(dialect.shaped)
+        elif path == CHAT and chosen(Switch.TOOLS, 0.25):
+            made |= {"tools": list(TOOLS), "tool_choice": random.choice(("required", "auto"))}
         return made
 
     def _stop(self) -> dict[str, Any]:

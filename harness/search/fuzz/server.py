@@ -14,7 +14,7 @@ from mmrepro.base.records import parsed
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
 from mmrepro.search.fuzz.knowledge import EPISODES
-from mmrepro.search.fuzz.options import FuzzCommand, Profile, under
+from mmrepro.search.fuzz.options import FuzzCommand, Profile, dialect_of, under
 from mmrepro.search.replay.known import usual_server
 from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.capture.read import read
@@ -55,6 +55,8 @@ def server_of(engine: str, profile: Profile, asked: dict[str, Any], kept: str) -
     if kept and not asked:
         return ServerWanted.model_validate_json(kept)
     usual = usual_server(engine)
+    if profile is Profile.MODERN:
+        usual = usual.model_copy(update={"model": dialect_of(engine).model})
     wanted = ServerWanted.model_validate({**usual.model_dump(), **asked})
     found.environment_spec(wanted.release, "cpu")
     return under(profile, wanted, length_told="max_model_len" in asked)

@@ -272,6 +272,7 @@ class Fuzzing(CaseSearch[Fuzz]):
             given=source.images,
             source=source.case,
             hazards=options.profile is Profile.HAZARDS,
+            modern=options.profile is Profile.MODERN,
         )
 
     def _blank(self, source: Source) -> Fuzz:

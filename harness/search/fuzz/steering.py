@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from mmrepro.engines.base import without_prefix
 from mmrepro.search.fuzz.options import Dialect
@@ -51,6 +52,28 @@ class Switch(StrEnum):
     COMPLETIONS = "completions"
     TURNS = "turns"
     ODD = "odd texts"
+    # What the server does, each called as its feature is (engines/features.py).
+    NGRAM = "ngram"
+    DRAFT = "draft"
+    LORA = "lora"
+    EVICTED = "lora-evicted"
+    FILES = "file-connector"
+    TOOLS = "parsers"
+    CHUNKS = "chunked-prefill"
+    SYNCHRONOUS = "no-async"
+
+
+SERVERS: Final = (
+    *(Switch.NGRAM, Switch.DRAFT, Switch.LORA, Switch.EVICTED, Switch.FILES, Switch.TOOLS),
+    *(Switch.CHUNKS, Switch.SYNCHRONOUS),
+)
+"""Switches of the server, in the order in which its options are given."""
+ONE_OF: Final = (
+    (Switch.NGRAM, Switch.DRAFT),
+    (Switch.LORA, Switch.EVICTED),
+)
+"""Switches of which one server has one at most."""
+ADAPTERS: Final = (Switch.LORA, Switch.EVICTED)
 
 
 ODDS: Mapping[Switch, float] = {
@@ -71,8 +94,8 @@ LESS = 0.35
 LEAST = 0.05
 
 
-def offered(dialect: Dialect, *, pictures: bool) -> list[Switch]:
-    """Those that the engine's API has."""
+def offered(dialect: Dialect, *, pictures: bool, modern: bool = False) -> list[Switch]:
+    """Those that the engine's API has; ``modern``: those of its servers as well."""
     there = {
         Switch.N: dialect.several,
         Switch.SALT: dialect.salts,
@@ -85,6 +108,7 @@ def offered(dialect: Dialect, *, pictures: bool) -> list[Switch]:
         Switch.RELATIVES: pictures,
         Switch.SEVERAL: pictures,
         Switch.UUID: pictures and dialect.uuids,
+        **{one: modern and str(one) in dialect.features for one in SERVERS},
     }
     return [one for one in Switch if there.get(one, True)]
 
@@ -98,6 +122,9 @@ def drawn(random: Random, among: Iterable[Switch], less: Mapping[Switch, float])
             on.add(one)
     if Switch.IMAGES not in on:
         on -= {Switch.RELATIVES, Switch.SEVERAL, Switch.UUID}
+    for group in ONE_OF:
+        if len(both := [one for one in group if one in on]) > 1:
+            on.remove(random.choice(both))
     return on
 
 
@@ -118,6 +145,7 @@ _BY_PARAMETER = {
     "structured_outputs": Switch.GRAMMAR,
     "regex": Switch.GRAMMAR,
     "ebnf": Switch.GRAMMAR,
+    "tools": Switch.TOOLS,
 }
 
 

@@ -31,8 +31,10 @@ from mmrepro.engines.models.tiny import TINY
 from mmrepro.engines.sglang import OPTIONS as SGLANG_OPTIONS
 from mmrepro.failure.documents.replay import Expectation, FindingClass, Sighting
 from mmrepro.failure.signature.answers import grade
+from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import INVALID
+from mmrepro.search.oracle.reference import LOADS, UNLOADS
 from mmrepro.traffic.capture.texts import common
 from mmrepro.traffic.case.model import Case, Message
 from mmrepro.traffic.case.sending import Played, PlayState
@@ -185,12 +187,13 @@ class Rules:
 # ---------------------------------------------------------------------- prompts of a play
 
 
-def prompt_of(sent: Sent, *, bytewise: bool, salted: bool) -> Prompt:
+def prompt_of(sent: Sent, *, bytewise: bool, salted: bool, adapted: bool = False) -> Prompt:
     """Of an operation.
 
     Args:
         bytewise: the tokenizer takes every byte as it is.
         salted: the engine knows ``cache_salt``.
+        adapted: the server has adapters, and the model that a request names may be one.
     """
     record, prompt = sent.record, sent.op.prompt
     pictures = list(record.images)
@@ -204,6 +207,7 @@ def prompt_of(sent: Sent, *, bytewise: bool, salted: bool) -> Prompt:
         odd = odd or strange
         groups.append(group)
     salt = [sent.parameter(name, "") for name in ("cache_salt", "extra_key")] if salted else []
+    salt += [adapter_of(sent.op)] if adapted else []  # what an adapter computed is its own
     return Prompt(
         sent.op.id,
         _orders(groups),
@@ -302,7 +306,7 @@ STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
 not count those."""
 
 
-PROMPTLESS = ("/tokenize", "/detokenize", "/reset_prefix_cache", "/flush_cache")
+PROMPTLESS = (*("/tokenize", "/detokenize", "/reset_prefix_cache", "/flush_cache", LOADS, UNLOADS),)
 """Paths of requests that put no prompt into a cache; of what is no completion nothing is known."""
 
 
@@ -362,8 +366,9 @@ def _prompts(case: Case, played: Played, rules: Rules, *, salted: bool) -> list[
     for its length before it ran: such a prompt is in no cache."""
     sent = sent_of(case, played)
     names = {one.op.id for one in sent}
+    adapted = "--enable-lora" in case.server.args
     ours = [
-        prompt_of(one, bytewise=rules.bytewise, salted=salted)
+        prompt_of(one, bytewise=rules.bytewise, salted=salted, adapted=adapted)
         for one in sent
         if one.op.path not in PROMPTLESS
         and one.op.method == "POST"

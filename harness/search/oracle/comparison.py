@@ -24,15 +24,15 @@ NAMED = 3
 LEAST_ALIKE = 4
 """Tokens that another request's answer must share with one that is taken for it, at least: short
 answers are alike by chance. One token is enough where the prompt is as long as the other's too."""
-SHAPING = frozenset(
+WEIGHING = frozenset(
     (
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-        *("min_tokens", "bad_words", "allowed_token_ids"),
-        *("tools", "logits_processors", "custom_logit_processor", *GRAMMARS),
+        *("logits_processors", "custom_logit_processor"),
     )
 )
-"""Parameters by which another token than the likeliest may be taken; logprobs are told without
-them."""
+"""Parameters that change the odds of tokens; logprobs are told without them."""
+SHAPING = WEIGHING | {"min_tokens", "bad_words", "allowed_token_ids", "tools", *GRAMMARS}
+"""Those by which another token than the likeliest may be taken; the others forbid some."""
 _REFUSAL = re.compile(
     r"\W*(?:I(?:['\u2019]m| am) (?:sorry|unable|not able)|(?:I['\u2019]m |I )?sorry\b|"
     r"I (?:can['\u2019]t|can ?not|won['\u2019]t)|as an AI\b|unfortunately)",
@@ -118,7 +118,12 @@ class _Comparison:
         same: set[str] = set()
         for op, mine, right in self.pairs:
             compared = near_ties.compare(
-                mine, right, self.bound, exact=untold, shaped=not SHAPING.isdisjoint(op.parameters)
+                mine,
+                right,
+                self.bound,
+                exact=untold,
+                shaped=not SHAPING.isdisjoint(op.parameters),
+                masked=WEIGHING.isdisjoint(op.parameters),
             )
             if whose := self._whose(op, mine, compared):
                 swapped[op.id] = f"{op.id} got the answer to {whose}"

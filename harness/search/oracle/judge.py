@@ -19,6 +19,7 @@ from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import FindingClass, Sighting
 from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle import loud, near_ties
+from mmrepro.search.oracle.adapters import adapters
 from mmrepro.search.oracle.cache_bound import cache_bound
 from mmrepro.search.oracle.expected import expected
 from mmrepro.search.oracle.judged import GENERATES, Judged, Sent, sent_of, sighting, silent_bucket
@@ -73,6 +74,7 @@ def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
             canary(played, engine),
             expected(case, played, engine),
             protocol(case, played, engine),
+            adapters(case, played, engine),
             ledger(case, played, engine),
             quiescence(case, played, engine),
         ]

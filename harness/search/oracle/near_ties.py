@@ -73,6 +73,11 @@ class Token:
         told = [logprob for text, logprob in self.others if text == other.text]
         return self.logprob - max(told or [min(logprob for _, logprob in self.others)])
 
+    def passed_over(self, other: Token) -> float:
+        """By how much ``other`` was likelier, as far as that is told; 0: it was not."""
+        told = [logprob for text, logprob in self.others if text == other.text]
+        return max(0.0, told[0] - self.logprob) if len(told) == 1 and not other.hidden else 0.0
+
     @property
     def lead(self) -> float | None:
         """Over the likeliest other token; None: it cannot be told.
@@ -162,7 +167,13 @@ def bound_of(drifts: Iterable[float], *, exact: bool = False) -> float | None:
 
 
 def compare(
-    one: Answer, other: Answer, bound: float, *, exact: bool = False, shaped: bool = False
+    one: Answer,
+    other: Answer,
+    bound: float,
+    *,
+    exact: bool = False,
+    shaped: bool = False,
+    masked: bool = False,
 ) -> Compared:
     """``one`` against ``other``, which is what it should be.
 
@@ -172,10 +183,12 @@ def compare(
             counts without logprobs too.
         shaped: penalties, biases or a grammar had their say: the likeliest token need not have been
             taken.
+        masked: of these only such as forbid tokens, and leave the odds of the others as they are.
+            What one answer took is allowed, after the same tokens, in the other as well.
     """
     place = _parting(one, other)
     if place is not None:
-        return _judged(one, other, place, bound, shaped)
+        return _judged(one, other, place, bound, shaped, masked)
     if _same_text(one, other):
         return Compared(Verdict.SAME, len(one.tokens) or len(one.text))
     return _by_text(one, other, bound, exact)
@@ -199,7 +212,9 @@ def _same_text(one: Answer, other: Answer) -> bool:
     return long.text.startswith(short.text)
 
 
-def _judged(one: Answer, other: Answer, place: int, bound: float, shaped: bool) -> Compared:
+def _judged(
+    one: Answer, other: Answer, place: int, bound: float, shaped: bool, masked: bool
+) -> Compared:
     """Two answers whose tokens part at ``place``."""
     before = zip(one.tokens[:place], other.tokens[:place], strict=True)
     for earlier, pair in enumerate(before):
@@ -208,6 +223,8 @@ def _judged(one: Answer, other: Answer, place: int, bound: float, shaped: bool) 
     a = one.tokens[place] if place < len(one.tokens) else None
     b = other.tokens[place] if place < len(other.tokens) else None
     moved = _moved(a, b, shaped)
+    if masked and a is not None and b is not None:
+        moved = max(filter(None, (moved, a.passed_over(b), b.passed_over(a))), default=moved)
     said = f"token {place + 1}: {_named(a)} against {_named(b)}"
     if moved is None:
         return Compared(Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs")

@@ -6,10 +6,14 @@ chunked prefill, ``float32`` where the engine has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from mmrepro.engines import Engine
+from mmrepro.engines.features import options_of
+from mmrepro.engines.models.tiny import TINY
 from mmrepro.search.oracle.promises import parses
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operation, ServerWanted
@@ -56,7 +60,13 @@ PLAIN = {
             *("--no-enable-chunked-prefill", "--max-num-batched-tokens={tokens}"),
             "--dtype=float32",
         ),
-        flags=(("--max-num-partial-prefills", 1), ("--max-long-partial-prefills", 1)),
+        flags=(
+            *(("--max-num-partial-prefills", 1), ("--max-long-partial-prefills", 1)),
+            *(("--speculative-config", 1), ("--kv-transfer-config", 1)),
+            *(("--tensor-parallel-size", 1), ("--pipeline-parallel-size", 1)),
+            *(("--data-parallel-size", 1), ("--async-scheduling", 0)),
+            *(("--num-gpu-blocks-override", 1), ("--max-loras", 1), ("--max-cpu-loras", 1)),
+        ),
         tells_ids=True,
     ),
     "sglang": Plain(
@@ -89,6 +99,9 @@ PLAIN = {
         exact=True,
     ),
 }
+LOADS, UNLOADS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+"""Requests of vLLM and SGLang that make a server have an adapter, or have it no more."""
+MODULES = "--lora-modules"
 CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
 LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
@@ -105,7 +118,9 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     plain = PLAIN[engine.name]
     tokens = max(case.server.max_model_len, LEAST_TOKENS)
     asked = comparable(case)
-    args = _without(asked.server.args, plain.flags)
+    given, env = options_of(engine.name, asked.server.args, case.server.env)
+    args = [*_without(given, plain.flags), *_adapters(given, asked.operations)]
+    own_format = own_format or _bfloat16_only(case.server)
     args += [
         arg.format(tokens=tokens)
         for arg in plain.args
@@ -114,17 +129,43 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     server = case.server.model_copy(
         update={
             "args": args,
-            "env": {**case.server.env, **dict(plain.env)},
+            "env": {**env, **dict(plain.env)},
         }
     )
     operations: list[Operation] = []
     for op in asked.operations:
+        if op.path in (LOADS, UNLOADS):
+            continue  # here every adapter is there from the start, and stays
         after = [f"{operations[-1].id}.end"] if operations else []
         # What a parser takes of a stream is held against what it takes of the whole.
         stream = op.stream and not plain.streams_mislead and not parses(case.server.args)
         update = {"after": after, "leave": "", "at_s": None, "stream": stream}
         operations.append(op.model_copy(update=update))
     return asked.model_copy(update={"server": server, "operations": operations})
+
+
+def _adapters(args: list[str], operations: Sequence[Operation]) -> list[str]:
+    """Options by which each adapter that a server loads, ever, is there from the start, with room
+    for all; [] of a server without adapters. A name that two adapters had is left out: what is
+    answered under it is not compared."""
+    if "--enable-lora" not in args:
+        return []
+    named: dict[str, set[str]] = {}
+    static: list[str] = []
+    if MODULES in args:
+        behind = args[args.index(MODULES) + 1 :]
+        static = list(takewhile(lambda word: not word.startswith("--"), behind))
+    loaded = [
+        f"{op.parameters.get('lora_name')}={op.parameters.get('lora_path')}"
+        for op in operations
+        if op.path == LOADS
+    ]
+    for word in [*static, *loaded]:
+        name, _, folder = word.partition("=")
+        named.setdefault(name, set()).add(folder)
+    words = [f"{name}={min(folders)}" for name, folders in named.items() if len(folders) == 1]
+    room = [f"--max-loras={len(named) or 1}", f"--max-cpu-loras={len(named) or 1}"]
+    return [*room, MODULES, *words] if words else room
 
 
 def reference_limits(engine: Engine) -> list[str]:
@@ -210,7 +251,11 @@ def has_own_format(case: Case) -> bool:
     """Whether the reference computes in another number format than the case's server."""
     plain = PLAIN.get(case.server.engine)
     formats = plain is not None and any(arg.startswith("--dtype=") for arg in plain.args)
-    return formats and rounds(case.server)
+    return formats and rounds(case.server) and not _bfloat16_only(case.server)
+
+
+def _bfloat16_only(server: ServerWanted) -> bool:
+    return server.model in TINY and TINY[server.model].bfloat16_only
 
 
 def rounds(server: ServerWanted) -> bool:

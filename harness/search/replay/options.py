@@ -10,6 +10,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import device_of
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
+from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.options import StartMode
 from mmrepro.traffic.case.model import ServerWanted
 
@@ -28,7 +29,7 @@ class ServerCommand(Command):
     device: str = common.DEVICE("auto")
     model: str = common.MODEL(
         "",
-        help="Name of a tiny model (qwen2-vl, dots-ocr, qwen3, text), or folder of a model.",
+        help=f"Name of a tiny model ({', '.join(TINY)}), or folder of a model.",
         metavar="NAME|DIR",
         shown="a case's own, else that of the engine's scenarios",
     )

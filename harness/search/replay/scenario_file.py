@@ -9,6 +9,7 @@ from mmrepro import scenario
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import Finding
+from mmrepro.scenario import more
 from mmrepro.search.replay.known import signature_of
 from mmrepro.traffic.case.model import Case
 
@@ -23,7 +24,11 @@ def scenario_facts(finding: Finding, case: Case, name: str) -> dict[str, Any]:
     module = name.replace("-", "_")
     calls = {_called(one) for one in (*signature.symptoms, *signature.causes)}
     own = case.server.model in TINY
-    model = type(TINY[case.server.model if own else "qwen2-vl"]).__name__
+    wanted = case.server.model if own else "qwen2-vl"
+    model = type(TINY[wanted]).__name__
+    made = f"{model}()"
+    if not hasattr(more, model):
+        model, made = "TINY", f'TINY["{wanted}"]'
     names = {"Drive", "Scenario", "answered", "case_arrived", "play_case", "trigger_ended"}
     names |= {*calls, model}
     if signature.observed:
@@ -41,7 +46,7 @@ def scenario_facts(finding: Finding, case: Case, name: str) -> dict[str, Any]:
         "name": name,
         "engine": case.server.engine,
         "release": case.server.release,
-        "model": model,
+        "model": made,
         "foreign": "" if own else "FOLDER",
         "max_model_len": case.server.max_model_len,
         "server": repr(shlex.join(case.server.args)),

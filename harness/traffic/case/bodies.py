@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from mmrepro.engines.models.tiny import named_in, with_folders
 from mmrepro.traffic.case.model import COMPLETIONS, FormPart, Layout, Message, Operation, Part
 from mmrepro.traffic.drive import Picture
 
@@ -61,6 +63,15 @@ def wire(
         multipart = f"multipart/form-data; boundary={BOUNDARY}"
         headers["Content-Type"] = JSON_TYPE if operation.form is None else multipart
     return Wire(operation.method, target, headers, sent)
+
+
+def placed(operation: Operation, cache: Path | None) -> Operation:
+    """With the folder of each tiny model or adapter that its body names as ``{tiny:NAME}``; see
+    :func:`with_folders`."""
+    text = operation.model_dump_json()
+    if not named_in([text]):
+        return operation
+    return Operation.model_validate_json(with_folders(text, cache))
 
 
 def body(operation: Operation, pictures: Mapping[str, Picture], model: str) -> bytes:

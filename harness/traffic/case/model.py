@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from mmrepro.base.records import Record
+from mmrepro.engines.models.tiny import TINY
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 CASE_FILE = "case.json"
@@ -421,7 +422,7 @@ class ServerWanted(Record):
     release: str
     model: Annotated[
         str,
-        Field(description="a tiny model's name (qwen2-vl, dots-ocr, qwen3, text), or a folder"),
+        Field(description=f"a tiny model's name ({', '.join(TINY)}), or a folder"),
     ] = "qwen2-vl"
     max_model_len: Annotated[int, Field(ge=16)] = 2048
     args: Annotated[list[str], Field(description="options of the server")] = []

@@ -11,10 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from mmrepro.base.machine.files import cache_root
 from mmrepro.base.records import Record
+from mmrepro.engines.models.tiny import MODELS_DIR
 from mmrepro.probes.data import ThreadStack
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.case.bodies import NoValue, opened, wire
+from mmrepro.traffic.case.bodies import NoValue, opened, placed, wire
 from mmrepro.traffic.case.files import pictures, read_case
 from mmrepro.traffic.case.model import LEAVE_S, Barrier, Operation
 from mmrepro.traffic.drive import Drive, Picture
@@ -296,8 +298,9 @@ class Sending:
             if op.id in self._answers:
                 self._answers[op.id] += data.decode("utf-8", "replace")
 
+        models = cache_root() / MODELS_DIR
         try:
-            sent = wire(op, self.pictures, self.traffic.model, self._answers)
+            sent = wire(placed(op, models), self.pictures, self.traffic.model, self._answers)
         except NoValue as why:
             self.traffic.recorder.event(f"{op.id} is not sent: {why}", level="warning")
             self.unsent.append(op.id)

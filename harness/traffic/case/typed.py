@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.records import Setting
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.models.tiny import BESIDE, TINY, with_folders
 from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case
 
-MODEL_DIR: Final = "./tiny-model"
+MODEL_DIR: Final = BESIDE
 CPU_OPTIONS: Final = {
     "sglang": (
         *("--device", "--attention-backend", "--mm-attention-backend"),
@@ -52,7 +52,7 @@ def server_command(case: Case, settings: list[Setting], model: str, port: int = 
     env = {s.name: s.value for s in settings if _of_use(s)} | server.env
     begin += server_options(settings, begin)
     variables = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-    return " ".join([*variables, shlex.join([*begin, *server.args])])
+    return " ".join([*variables, shlex.join([*begin, *map(with_folders, server.args)])])
 
 
 def server_options(settings: list[Setting], given: list[str]) -> list[str]:

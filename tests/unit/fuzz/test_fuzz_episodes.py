@@ -9,11 +9,23 @@ import pytest
 from fuzz_sessions import server
 from grids import examples
 from hypothesis import given, strategies as st
+from mmrepro.base.errors import UsageError
+from mmrepro.engines.features import turned_on
 from mmrepro.failure.documents.replay import Learnt
-from mmrepro.search.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
+from mmrepro.search.fuzz.episodes import (
+    BLOCKS,
+    KINDS,
+    MOST_OPERATIONS,
+    STEADY,
+    Episodes,
+    Planned,
+)
 from mmrepro.search.fuzz.limits import BLOCK, CONTEXT, KV, Limits
 from mmrepro.search.fuzz.options import DIALECTS, Profile, dialect_of, under
-from mmrepro.search.fuzz.steering import ODDS, Switch, needed_by, offered
+from mmrepro.search.fuzz.requests import RESETS
+from mmrepro.search.fuzz.steering import ODDS, SERVERS, Switch, needed_by, offered
+from mmrepro.search.oracle.adapters import adapter_of
+from mmrepro.search.oracle.reference import LOADS, UNLOADS
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import (
     COMPLETIONS,
@@ -23,6 +35,7 @@ from mmrepro.traffic.case.model import (
     Noise,
     Operation,
     Relayout,
+    ServerWanted,
     Tiles,
 )
 
@@ -245,3 +258,53 @@ def test_ids_begin_as_others_do() -> None:
         rids = [str(op.parameters["rid"]) for op in ops if "rid" in op.parameters]
         pairs += sum(a != b and b.startswith(a) for a in rids for b in rids)
     assert pairs > 5
+
+
+def modern(seed: int, number: int = 1) -> Planned:
+    wanted = ServerWanted(engine="vllm", release="0.32.0", model="qwen3-text")
+    made = under(Profile.MODERN, wanted, length_told=False)
+    return Episodes(seed, made, pictures=False, limits=LIMITS, modern=True).next(number)
+
+
+def test_the_servers_of_the_profile_modern_have_what_is_switched_on() -> None:
+    seen: set[Switch] = set()
+    for seed in range(40):
+        planned = modern(seed)
+        on = {one for one in planned.switches if one in SERVERS}
+        args = planned.case.server.args
+        assert turned_on("vllm", args).keys() >= {str(one) for one in on}
+        assert len(on & {Switch.NGRAM, Switch.DRAFT}) < 2
+        assert len(on & {Switch.LORA, Switch.EVICTED}) < 2
+        assert args.count("--enable-lora") == bool(on & {Switch.LORA, Switch.EVICTED})
+        paths = {op.path for op in planned.case.operations}
+        asks = any(op.model for op in planned.case.operations)
+        assert not asks or "--enable-lora" in args
+        assert RESETS not in paths or Switch.FILES in on
+        assert LOADS not in paths or "--enable-lora" in args
+        seen |= on
+    assert seen == set(SERVERS)
+
+
+def test_an_adapter_that_comes_is_waited_for() -> None:
+    waited = 0
+    for seed in range(40):
+        planned = modern(seed)
+        last: dict[str, str] = {}
+        for op in planned.case.operations:
+            name = adapter_of(op)
+            if name in last and planned.origin == "new":
+                assert f"{last[name]}.end" in op.after
+                waited += 1
+            if op.path in (LOADS, UNLOADS):
+                last[name] = op.id
+    assert waited > 20
+
+
+def test_other_profiles_and_engines_have_none_of_it() -> None:
+    for seed in range(20):
+        planned = episodes("vllm", seed).next(1)
+        assert not set(planned.switches).intersection(SERVERS)
+        assert not turned_on("vllm", planned.case.server.args).keys() - {"small-kv"}
+        assert not any(op.model for op in planned.case.operations)
+    with pytest.raises(UsageError, match="no profile modern for lmdeploy"):
+        under(Profile.MODERN, server("lmdeploy"), length_told=False)

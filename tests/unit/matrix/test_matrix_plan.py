@@ -323,6 +323,14 @@ server-arg = "--dtype=float32"
     assert sum(p.cell.scenario == GHOST for p in cells) > 2, "its own releases and mitigations"
     of_second = [p.cell for p in cells if p.cell.scenario == "mm-cache-desync"]
     assert [c.release for c in of_second] == ["0.13.0", "0.14.0", "0.32.0"], "the file's"
+    group = second.model_copy(update={"feature": ["none", "ngram", "lora"], "releases": ["own"]})
+    cells = planning.plan("n", [group], MatrixRunCommand(), made.matrix, listing=listing).cells
+    assert [p.cell.server_args for p in cells] == [
+        ("--dtype=float32", *more) for more in ((), ("{feature:ngram}",), ("{feature:lora}",))
+    ]
+    group = second.model_copy(update={"feature": ["telepathy"]})
+    with pytest.raises(UsageError, match="no feature telepathy for vllm"):
+        planning.plan("n", [group], MatrixRunCommand(), made.matrix, listing=listing)
     over = MatrixRunCommand(releases=("0.24.0",), mitigation=("none",))
     cells = planning.plan("n", made.cell, over, made.matrix, listing=listing).cells
     assert {p.cell.release for p in cells} == {"0.24.0"}, "the command line's"

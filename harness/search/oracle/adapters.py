@@ -1,0 +1,84 @@
+"""An adapter is there from its loading until its unloading: no earlier, no later.
+
+A server takes an adapter at run time, and gives it back. Whoever asks it between the two is served;
+whoever asks before or afterwards is told that there is no such model. Only what certainly lies
+between or outside is judged: requests that were sent while an adapter was coming or going may be
+answered either way. That the answer is this adapter's own is the reference's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+from mmrepro.engines import Engine
+from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.search.oracle.loud import NO_SUCH
+from mmrepro.search.oracle.reference import LOADS, MODULES, UNLOADS
+from mmrepro.traffic.case.model import Case, Operation
+from mmrepro.traffic.case.sending import Played
+
+EXPECTED = {
+    "adapter-gone": "Nobody is served by an adapter that is not loaded.",
+    "adapter-missing": "An adapter that is loaded serves whoever asks it.",
+}
+
+
+def adapter_of(op: Operation) -> str:
+    """The adapter that a request asks, loads or unloads; "": the model itself."""
+    if op.path in (LOADS, UNLOADS):
+        return str(op.parameters.get("lora_name", ""))
+    return op.model or ""
+
+
+def adapters(case: Case, played: Played, engine: Engine) -> Judged:
+    """Whether adapters were there as they were loaded and unloaded."""
+    sent = sent_of(case, played)
+    changes = [one for one in sent if one.op.path in (LOADS, UNLOADS)]
+    if not changes:
+        return Judged()
+    static = set(_static(case.server.args))
+    found: dict[str, list[tuple[str, str]]] = {}
+    for one in sent:
+        name = adapter_of(one.op)
+        if not one.generates or not name or one.record.left or one.record.status is None:
+            continue
+        there = _there(one, [c for c in changes if adapter_of(c.op) == name], name in static)
+        if there is False and one.record.status == 200:
+            said = f"{one.op.id} was answered by {name}, which was not loaded"
+            found.setdefault("adapter-gone", []).append((one.op.id, said))
+        elif there and one.record.status in NO_SUCH:
+            said = f"{one.op.id} asked {name}, which was loaded: HTTP {one.record.status}"
+            found.setdefault("adapter-missing", []).append((one.op.id, said))
+    return Judged(sightings=[*_sightings(found)])
+
+
+def _sightings(found: dict[str, list[tuple[str, str]]]) -> Iterator[Sighting]:
+    for kind, told in sorted(found.items()):
+        ids = [id for id, _ in told]
+        more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
+        said = f"{told[0][1]}{more}."
+        yield sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=ids)
+
+
+def _there(one: Sent, changes: Sequence[Sent], static: bool) -> bool | None:
+    """Whether the adapter was there all the time that ``one`` took; None: it cannot be told."""
+    there = static
+    for change in changes:  # in the order in which they were sent
+        if change.begin >= one.end:
+            break
+        unanswered = change.record.status is None or change.record.left
+        if change.end > one.begin or unanswered:
+            return None
+        if change.record.status == 200:
+            there = change.op.path == LOADS
+    return there
+
+
+def _static(args: Sequence[str]) -> Iterator[str]:
+    """Names of the adapters that a server has from its start."""
+    if MODULES in args:
+        behind = args[args.index(MODULES) + 1 :]
+        for word in takewhile(lambda word: not word.startswith("--"), behind):
+            yield word.partition("=")[0]

@@ -1,0 +1,217 @@
+"""MADE-UP servers with speculation, adapters and a KV cache in files: an honest one is let be, and
+each that lies is caught, on the requests that ``fuzz --profile modern`` makes up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from grids import examples
+from hypothesis import given, strategies as st
+from made_up_answers import answered, record
+from made_up_plays import case_of, moment, reading
+from mmrepro.engines import get_engine
+from mmrepro.failure.documents.replay import Learnt
+from mmrepro.search.fuzz.episodes import RESETS, Episodes
+from mmrepro.search.fuzz.limits import CONTEXT, Limits
+from mmrepro.search.fuzz.options import Profile, under
+from mmrepro.search.oracle.adapters import adapter_of, adapters
+from mmrepro.search.oracle.cache_bound import cache_bound
+from mmrepro.search.oracle.comparison import compare_with_reference
+from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.reference import LOADS, UNLOADS, comparable, reference_case
+from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Operation, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.evidence import ChoiceSeen, Evidence, RequestRecord
+
+VLLM = get_engine("vllm")
+WANTED = ServerWanted(engine="vllm", release="0.32.0", model="qwen3-text")
+SERVER = under(Profile.MODERN, WANTED, length_told=False)
+LIMITS = Limits(learnt=[Learnt(name=CONTEXT, tokens=512, source="a")])
+MISSING = {"status": 404, "error": '{"error": {"message": "no"}}'}
+SWAPPED = "cross-talk/"
+"""Of an answer that the other adapter gives to the same prompt."""
+WRONG = "wrong-answer/not the reference's"
+NOISE = 0.0005
+"""Nats, as of float32."""
+
+
+def text_of(op: Operation) -> str:
+    texts = [part.text or "" for m in op.messages or [] for part in m.parts()]
+    return op.prompt if isinstance(op.prompt, str) else " ".join(texts)
+
+
+@dataclass
+class ModernServer:
+    """Answers by what is asked, and by which adapter's weights; a request takes ``lasts`` seconds,
+    and the next one is sent after one.
+
+    Attributes:
+        lie: "": it is honest.
+        weights: by name, what is loaded.
+        fetches: the prefix cache was reset: what comes now may be fetched.
+    """
+
+    lie: str = ""
+    lasts: float = 0.5
+    weights: dict[str, str] = field(default_factory=lambda: {"lora-a": "a", "lora-b": "b"})
+    given: list[str] = field(default_factory=list)
+    fetches: bool = False
+    told: int = 0
+    """Answers that are lies."""
+
+    def play(self, case: Case) -> Played:
+        chance = random.Random(5)
+        records = [self._record(op, n, chance) for n, op in enumerate(case.operations)]
+        ends = Evidence(requests=records)
+        return Played(state=PlayState.ENDED, evidence=ends, before=reading(0), after=reading(1e6))
+
+    def _record(self, op: Operation, number: int, chance: random.Random) -> RequestRecord:
+        fields = {"sent": moment(number + 1.0), "latency_s": self.lasts, "path": op.path}
+        if op.path in (LOADS, UNLOADS):
+            self._changes(op)
+            return record(op, None, None, **fields)
+        if op.path == RESETS:
+            self.fetches = True
+            return record(op, None, None, **fields)
+        name = adapter_of(op)
+        gone = bool(name) and name not in self.weights
+        if self.lie == "forgets" and name.startswith("e") and not gone:
+            gone, self.told = True, self.told + 1
+        elif self.lie == "serves on" and gone:
+            gone, self.told = False, self.told + 1
+        if gone:
+            return record(
+                op, None, None, status=404, error='{"error": {"message": "no"}}', **fields
+            )
+        text, limit = text_of(op), min(8, op.parameters["max_tokens"])
+        prompt = f"{self.weights.get(name, name)}:{text}"
+        if self.lie == "another's weights" and name.startswith("e"):
+            self.told += self.weights[name] != self.given[0]
+            prompt = f"{self.given[0]}:{text}"
+        if self.lie == "fetches another's" and self.fetches and len(text) > 60:
+            prompt, self.told = prompt + "?", self.told + 1
+        choice = answered(prompt, limit, noise=NOISE, chance=chance)
+        if self.lie == "keeps a draft" and limit > 4 and chance.random() < 0.3:
+            choice, self.told = kept_draft(prompt, choice, limit), self.told + 1
+        return record(op, choice, len(text) + 12, **fields)
+
+    def _changes(self, op: Operation) -> None:
+        name = adapter_of(op)
+        if op.path == LOADS:
+            self.weights[name] = str(op.parameters["lora_path"])[-2]
+            self.given.append(self.weights[name])
+        else:
+            self.weights.pop(name, None)
+
+
+def kept_draft(prompt: str, choice: ChoiceSeen, limit: int) -> ChoiceSeen:
+    """The fourth token is one that was proposed and not taken, and what follows follows it."""
+    first, rest = choice.text[:3], limit - 4
+    draft = choice.top[3][3]
+    after = answered(f"{prompt}|{first}{draft[0]}", rest)
+    kept = choice.model_copy(deep=True)
+    kept.tokens[3:] = [draft[0], *after.tokens]
+    kept.logprobs[3:] = [draft[1], *after.logprobs]
+    kept.top[4:] = after.top
+    kept.text = "".join(kept.tokens)
+    return kept
+
+
+def cases(count: int, *, with_path: str = "") -> Iterator[Case]:
+    """What the profile makes up, as it is compared; only cases that send to ``with_path``."""
+    found = 0
+    for seed in range(100):
+        made = Episodes(seed, SERVER, pictures=False, limits=LIMITS, modern=True)
+        case = comparable(made.next(1).case)
+        if found < count and (not with_path or with_path in {op.path for op in case.operations}):
+            found += 1
+            kept = [op.id for op in case.operations if not op.leave and "n" not in op.parameters]
+            yield case.keeping(kept)
+
+
+def held(case: Case, server: ModernServer) -> Judged:
+    """What the oracles hold against the server."""
+    played = server.play(case)
+    alone = ModernServer()
+    plain = reference_case(case, VLLM)
+    words = [word.partition("=") for word in plain.server.args if "={tiny:" in word]
+    alone.weights = {name: folder[-2] for name, _, folder in words}
+    beside = compare_with_reference(case, played, alone.play(plain))
+    return Judged.of([adapters(case, played, VLLM), cache_bound(case, played, VLLM), beside])
+
+
+@pytest.mark.parametrize("lasts", [0.5, 6.5])
+def test_an_honest_server_is_let_be(lasts: float) -> None:
+    compared = 0
+    for case in cases(5):
+        judged = held(case, ModernServer(lasts=lasts))
+        assert not judged.sightings, judged.sightings
+        compared += judged.counted.get("answers compared: same", 0)
+    assert compared > 60
+
+
+@pytest.mark.parametrize(
+    ("lie", "path", "bucket"),
+    [
+        ("keeps a draft", "", "wrong-answer/not the reference's"),
+        ("another's weights", LOADS, "another's answer"),
+        ("fetches another's", RESETS, "wrong-answer/not the reference's"),
+        ("serves on", LOADS, "protocol/adapter-gone"),
+        ("forgets", LOADS, "protocol/adapter-missing"),
+    ],
+)
+def test_a_lie_is_caught(lie: str, path: str, bucket: str) -> None:
+    found = lied = 0
+    for case in cases(4, with_path=path):
+        server = ModernServer(lie)
+        judged = held(case, server)
+        buckets = {one.bucket.removeprefix(SWAPPED) for one in judged.sightings}
+        caught = bucket in buckets or (not bucket.count("/") and WRONG in buckets)
+        assert server.told or not judged.sightings
+        found, lied = found + caught, lied + bool(server.told)
+    assert lied > 2
+    assert found == lied
+
+
+NAMES = st.sampled_from(["lora-a", "x", "y", ""])
+STEPS = st.tuples(st.sampled_from(["load", "unload", "ask", "ask"]), NAMES)
+
+
+@given(steps=st.lists(STEPS, max_size=14), lasts=st.sampled_from([0.5, 1.5, 4.0]))
+@examples(80)
+def test_no_order_of_coming_and_going_accuses_an_honest_server(
+    steps: list[tuple[str, str]], lasts: float
+) -> None:
+    ops: list[Operation] = []
+    for number, (what, name) in enumerate(steps):
+        id = f"r{number}"
+        if what == "ask" or not name:
+            ops.append(Operation(id=id, model=name or None, parameters={"max_tokens": 2}))
+        elif what == "load":
+            more = {"lora_name": name, "lora_path": "{tiny:lora-b}"}
+            ops.append(Operation(id=id, path=LOADS, parameters=more))
+        else:
+            ops.append(Operation(id=id, path=UNLOADS, parameters={"lora_name": name}))
+    args = ["--enable-lora", "--lora-modules", "lora-a={tiny:lora-a}", "--seed=1"]
+    case = case_of(ops, args=args)
+    server = ModernServer(lasts=lasts)
+    assert not adapters(case, server.play(case), VLLM).sightings
+
+
+def test_while_an_adapter_comes_or_goes_either_answer_is_right() -> None:
+    load = Operation(id="r0", path=LOADS, parameters={"lora_name": "x", "lora_path": "{tiny:a}"})
+    ask = Operation(id="r1", path=CHAT, model="x", parameters={"max_tokens": 2})
+    case = case_of([load, ask, ask.model_copy(update={"id": "r2", "path": COMPLETIONS})])
+    records = [
+        record(load, None, None, sent=moment(1.0), latency_s=2.0, path=LOADS),
+        record(ask, None, None, sent=moment(2.0), latency_s=0.1, path=CHAT, **MISSING),
+    ]
+    both = Evidence(requests=records)
+    assert not adapters(case, Played(state=PlayState.ENDED, evidence=both), VLLM).sightings
+    late = record(case.operations[2], None, None, sent=moment(4.0), latency_s=0.1, **MISSING)
+    both = Evidence(requests=[*records, late.model_copy(update={"path": COMPLETIONS})])
+    (found,) = adapters(case, Played(state=PlayState.ENDED, evidence=both), VLLM).sightings
+    assert found.operations == ["r2"]

@@ -1,0 +1,133 @@
+"""vLLM's requests without an adapter: one change of a recorded run, and the verdict turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.failure.signature import Outcome, Truth
+from mmrepro.reports import load
+from mmrepro.runs.judge import facts_of, judge
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario.silent import Failure
+from mmrepro.scenarios.lora_no_adapter import ADAPTED, AFTER, AGAIN, ALONE, BESIDE, LONG, OTHER
+from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
+from mmrepro.traffic.evidence import Evidence
+
+pytestmark = pytest.mark.usefixtures("by_conditions")
+
+CORPUS = Path(__file__).parent.parent / "evidence"
+SCENARIO = load_scenario("lora-no-adapter")
+NOT_MET, UNKNOWN = Truth.NOT_MET, Truth.UNKNOWN
+DIFFERENT, INCONCLUSIVE = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
+NOT_REPRODUCED = Outcome.NOT_REPRODUCED
+Change = Callable[[Evidence], object]
+
+
+def as_answered(label: str, other: str) -> Change:
+    def change(evidence: Evidence) -> None:
+        evidence.labelled(label)[0].tokens = list(evidence.labelled(other)[0].tokens)
+
+    return change
+
+
+def fact(name: str, value: float | None) -> Change:
+    return lambda evidence: evidence.facts.update({name: value})
+
+
+def reproducer(**facts: float) -> Change:
+    return lambda evidence: evidence.reproducers[0].facts.update(facts)
+
+
+def lost(label: str) -> Change:
+    def change(evidence: Evidence) -> None:
+        record = evidence.labelled(label)[0]
+        record.status, record.tokens, record.error = 500, [], "x"
+
+    return change
+
+
+def late(evidence: Evidence) -> None:
+    long, beside = (evidence.labelled(label)[0] for label in (LONG, BESIDE))
+    beside.latency_s = long.sent.mono + long.latency_s - beside.sent.mono + 1.0
+
+
+CASES: dict[str, tuple[Change, dict[str, Truth], Outcome]] = {
+    "the model gives its own answer": (
+        as_answered(BESIDE, ALONE), {"adapters-answer": NOT_MET}, NOT_REPRODUCED,
+    ),
+    "nobody's answer": (as_answered(BESIDE, LONG), {"adapters-answer": NOT_MET}, DIFFERENT),
+    "it stays wrong": (as_answered(AFTER, ADAPTED), {"own-afterwards": NOT_MET}, DIFFERENT),
+    "the adapter is wrong": (as_answered(OTHER, ALONE), {"adapter-sound": NOT_MET}, DIFFERENT),
+    "the functions are sound": (
+        reproducer(without_adapter=0.0), {"index-is-taken": NOT_MET}, DIFFERENT,
+    ),
+    "an empty slot adds something": (
+        reproducer(without_and_an_empty_slot=1.0), {"index-is-taken": NOT_MET}, DIFFERENT,
+    ),
+    "the script was not run": (
+        lambda e: e.reproducers.clear(), {"index-is-taken": UNKNOWN}, INCONCLUSIVE,
+    ),
+    "it came before a piece": (
+        fact("pieces_before", 0), {"one-batch": NOT_MET}, INCONCLUSIVE,
+    ),
+    "the adapter's answer had ended": (
+        late, {"one-batch": NOT_MET}, INCONCLUSIVE,
+    ),
+    "the model is not alike twice": (
+        as_answered(AGAIN, ADAPTED), {"tell-apart": NOT_MET}, INCONCLUSIVE,
+    ),
+    "no answer": (lost(BESIDE), {"adapters-answer": NOT_MET}, DIFFERENT),
+}  # fmt: skip
+
+
+def judged(incident: Incident) -> tuple[Outcome, dict[str, Truth]]:
+    verdict = judge(SCENARIO, incident.evidence, facts_of(incident, SCENARIO))
+    return verdict.outcome, {c.id: c.truth for c in verdict.conditions}
+
+
+@pytest.fixture
+def run() -> Incident:
+    return load(CORPUS / "lora-no-adapter-0.32.0.zip")
+
+
+def test_the_recorded_run_reproduces_it(run: Incident) -> None:
+    assert judged(run)[0] is Outcome.REPRODUCED
+
+
+@pytest.mark.parametrize(("change", "expected", "outcome"), CASES.values(), ids=CASES.keys())
+def test_one_change_turns_the_verdict(
+    change: Change, expected: dict[str, Truth], outcome: Outcome, run: Incident
+) -> None:
+    change(run.evidence)
+    got, truths = judged(run)
+    assert {name: truths[name] for name in expected} == expected
+    assert got is outcome, truths
+
+
+@pytest.mark.parametrize("name", ["lora-no-adapter-0.33.0", "lora-no-adapter-spare-slot"])
+def test_neither_the_fix_nor_a_spare_slot_shows_it(name: str) -> None:
+    assert judged(load(CORPUS / f"{name}.zip"))[0] is NOT_REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("wrong", "args", "release", "truth"),
+    [
+        ("r1", ["--enable-lora"], "0.32.0", Truth.MET),
+        ("r2", ["--enable-lora"], "0.32.0", Truth.NOT_MET),
+        ("r1", [], "0.32.0", Truth.NOT_MET),
+        ("r1", ["--enable-lora"], "0.33.0", Truth.NOT_MET),
+    ],
+)
+def test_it_is_recognised_by_who_was_asked(
+    wrong: str, args: list[str], release: str, truth: Truth
+) -> None:
+    said = [Message(role="user", content="hi")]
+    ops = [Operation(id="r1", messages=said), Operation(id="r2", model="x", messages=said)]
+    server = ServerWanted(engine="vllm", release=release, args=args)
+    case = Case(server=server, operations=ops)
+    failure = Failure(FindingClass.WRONG_ANSWER, "wrong-answer/x", (wrong,), case, {})
+    assert SCENARIO.recognises(failure).truth is truth
