@@ -59,6 +59,12 @@ class Difference(Record):
         Field(description="relative change, 0.07 is 7 %; simultaneous over all metrics and looks"),
     ] = None
     evidence: Annotated[list[str], Field(description="request ids, source lines, files")] = []
+    decides: Annotated[
+        bool,
+        Field(description="the comparison is not complete without it: untold, it exits with 3"),
+    ] = True
+    unit: Annotated[str, Field(description="of old and new, where they are measured")] = ""
+    metric: Annotated[str, Field(description="name of what was measured, as --worse takes it")] = ""
 
 
 class OptionSeen(Record):
@@ -122,6 +128,10 @@ class Block(Record):
     changes: dict[str, float] = {}
     old: dict[str, float] = {}
     new: dict[str, float] = {}
+    spread: Annotated[
+        dict[str, tuple[list[float], list[float]]],
+        Field(description="by metric: 21 quantiles of single requests, of old and of new"),
+    ] = {}
     client_busy: Annotated[
         float, Field(description="the client's own processor time, of one core, 0 to 1")
     ] = 0.0
@@ -165,5 +175,5 @@ class Upgrade(CampaignDocument):
         """0 nothing found; 1 a difference that matters; 3 something could not be told."""
         if self.matter:
             return 1
-        untold = any(one.outcome is Outcome.UNTOLD for one in self.differences)
+        untold = any(d.outcome is Outcome.UNTOLD and d.decides for d in self.differences)
         return 3 if untold or self.state != "complete" else 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.options import StartMode
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Time
 from mmrepro.traffic.evidence.recorder import Listener
 
@@ -44,17 +44,46 @@ class PlayOptions:
     canary: bool = True
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """What a block measures.
+
+    Attributes:
+        old, new: the servers.
+        case: the traffic; its own server does not count.
+        contents: folder of its images.
+        index: of the block, from 1. With ``seed`` it decides which parts of the traffic are sent,
+            and which side is first.
+        together: both servers live at once, and parts of the traffic are sent to them in turn; else
+            one server follows the other.
+        seconds: of traffic on each side, half of it at the recorded times, half at saturation.
+        at_once: requests that are under way at saturation.
+    """
+
+    old: ServerWanted
+    new: ServerWanted
+    case: Case
+    contents: Path | None = None
+    index: int = 1
+    seed: int = 0
+    together: bool = True
+    seconds: float = 2.0
+    at_once: int = 8
+
+
 class Servers(NamedTuple):
     """How the fresh servers of a campaign are started.
 
     Attributes:
         wanted: the one on which deadlines are measured; a case brings its own.
         timeout_s: that one may take to become ready.
+        device: that they run on; auto, cpu or cuda.
     """
 
     wanted: ServerWanted
     start_mode: StartMode = StartMode.AUTO
     timeout_s: float = 600.0
+    device: str = "auto"
 
 
 class Players:
@@ -68,7 +97,7 @@ class Players:
         """``make``: another player than the real one."""
         self._listener = listener
         self._make = make
-        self._made: dict[tuple[str, StartMode, float], Player] = {}
+        self._made: dict[tuple[str, StartMode, float, str], Player] = {}
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -78,11 +107,11 @@ class Players:
             Player,  # here, not above: it imports all that starts servers
         )
 
-        wanted, mode, timeout_s = servers
+        wanted, mode, timeout_s, device = servers
         with self._lock:
             if self._stopped:
                 raise KeyboardInterrupt
-            key = wanted.model_dump_json(), mode, timeout_s
+            key = wanted.model_dump_json(), mode, timeout_s, device
             if key not in self._made:
                 self._made[key] = (
                     self._make(servers, folder)
@@ -92,6 +121,7 @@ class Players:
                         start_mode=mode,
                         folder=folder,
                         timeout_s=timeout_s,
+                        device=device,
                         listener=self._listener,
                     )
                 )

@@ -135,7 +135,8 @@ class CaseRun:
 
     @property
     def environment(self) -> EnvironmentSpec:
-        return spec_for(self.servers.wanted.engine, self.servers.wanted.release)
+        wanted = self.servers.wanted
+        return spec_for(wanted.engine, wanted.release, self.servers.device)
 
     @property
     def campaign(self) -> str:

@@ -212,6 +212,7 @@ class Sending:
         alive: asked before anything is sent; once it says no, nothing more is.
         unsent: ids of operations that will not be sent any more.
         progress: number that grows whenever a client sees anything; ``progressed``: when.
+        times: by operation, monotonic seconds: sent, each piece of its answer, ended.
         stopped: by ``stop``.
     """
 
@@ -223,6 +224,7 @@ class Sending:
         self.unsent: list[str] = []
         self.progress, self.progressed = 0, time.monotonic()
         self.alive: Callable[[], bool] = lambda: True
+        self.times: dict[str, list[float]] = {}
         self.stopped = asyncio.Event()
         self._ended: set[str] = set()
         self._answers: dict[str, str] = {}
@@ -289,7 +291,9 @@ class Sending:
             self._moved(wake=True)
 
         def piece(pieces: int) -> None:
-            self.pending[op.id] = self.pending[op.id][0], time.monotonic()
+            now = time.monotonic()
+            times.append(now)
+            self.pending[op.id] = self.pending[op.id][0], now
             self._moved(wake=barriers.piece(op.id, pieces))
 
         def heard(data: bytes) -> None:
@@ -326,10 +330,12 @@ class Sending:
         )
 
         def ended(_: object) -> None:
+            times.append(time.monotonic())
             barriers.end(op.id)
             self._ended.add(op.id)
             self._moved(wake=True)
 
+        times = self.times[op.id] = [time.monotonic()]
         self._begun(op.id, sending).add_done_callback(ended)
 
     def _begun(

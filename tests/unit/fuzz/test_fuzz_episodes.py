@@ -11,7 +11,8 @@ from grids import examples
 from hypothesis import given, strategies as st
 from mmrepro.failure.documents.replay import Learnt
 from mmrepro.search.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
-from mmrepro.search.fuzz.limits import BLOCK, CONTEXT, KV, Limits
+from mmrepro.runs.play.limits import BLOCK, CONTEXT, KV
+from mmrepro.search.fuzz.limits import Limits
 from mmrepro.search.fuzz.options import DIALECTS, Profile, dialect_of, under
 from mmrepro.search.fuzz.steering import ODDS, Switch, needed_by, offered
 from mmrepro.traffic.case.files import case_digest
