@@ -70,8 +70,9 @@ class Difference(Record):
 class OptionSeen(Record):
     """An option of a server, as its ``--help`` lists it."""
 
-    name: Annotated[str, Field(description="the longest spelling: --max-model-len")]
+    name: Annotated[str, Field(description="the first long spelling: --max-model-len")]
     aliases: list[str] = []
+    value: Annotated[str, Field(description='placeholder of its value; "": a switch')] = ""
     default: str | None = None
     choices: list[str] = []
     text: str = ""
