@@ -411,5 +411,10 @@ class Replaying(CaseSearch[Replay]):
         """What was recorded. Raises UsageError."""
         options = self.options
         return read(
-            options.file, options.server, host=options.host, concurrency=options.concurrency
+            options.file,
+            options.server,
+            host=options.host,
+            concurrency=options.concurrency,
+            excerpt=options.excerpt,
+            seed=options.seed,
         )

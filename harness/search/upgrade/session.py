@@ -52,6 +52,15 @@ from mmrepro.search.replay.attempts import (
     CaseRun,
     campaign_folder,
 )
+from mmrepro.search.upgrade import (
+    answers,
+    catalogue,
+    configuration,
+    failures,
+    help_text,
+    protocol,
+    starts,
+)
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.files import case_digest, read_case, write_case
@@ -171,8 +180,9 @@ class Upgrading(Search[Upgrade, Record]):
         if kept is None:
             order = CaseRun("deadlines", "deadlines", self.servers)
             result = self._made(order, order.began)
-            assert isinstance(result, CaseResult) and result.deadlines is not None
+            assert isinstance(result, CaseResult)
             found = result.deadlines
+            assert found is not None
             kept = self._append(
                 Calibrated(answer_s=found.answer_s, suspect_s=found.suspect_s, rule=found.rule)
             )
@@ -203,14 +213,13 @@ class Upgrading(Search[Upgrade, Record]):
             options=PlayOptions(deadlines, early=False, blocks=6, bodies=True),
         )
         result = self._made(order, order.began)
-        assert isinstance(result, CaseResult) and result.played is not None
+        assert isinstance(result, CaseResult)
         self._ran(self._append(Ran(run=self._observed(side, index, case, result))).run)
 
     def _observed(self, side: Side, index: int, case: Case, result: CaseResult) -> SideRun:
         played, folder = result.played, self.folder / result.place
         assert played is not None
-        text = played.model_dump_json()
-        (folder / PLAYED_FILE).write_text(text, encoding="utf-8")
+        (folder / PLAYED_FILE).write_text(played.model_dump_json(), encoding="utf-8")
         return SideRun(
             side=side,
             index=index,
@@ -219,6 +228,8 @@ class Upgrading(Search[Upgrade, Record]):
             start_s=played.start_s,
             seconds=result.seconds,
             sightings=self.judged(case, played),
+            fields={id: protocol.fields_of(body.encode()) for id, body in played.bodies.items()},
+            config=configuration.of_log(folder / played.log_file) if index == 1 else {},
             options=self.listed_options(side) if index == 1 else [],
             folder=result.place,
         )
@@ -233,23 +244,27 @@ class Upgrading(Search[Upgrade, Record]):
         environment = existing(spec_for(wanted.engine, wanted.release, self.options.device))
         if environment is None:
             return []
-        env = child_environment(WIDE)
-        for argv in commands(get_engine(wanted.engine), environment):
+        env = child_environment(help_text.WIDE)
+        for argv in help_text.commands(get_engine(wanted.engine), environment):
             try:
                 ended = subprocess.run(
                     argv, env=env, capture_output=True, text=True, timeout=HELP_S, check=False
                 )
             except (OSError, subprocess.TimeoutExpired):
                 continue
-            if found := read_help(ended.stdout):
+            if found := help_text.read(ended.stdout):
                 return found
         return []
 
     def _ran(self, run: SideRun, *, kept: bool = False) -> None:
         some = self.runs[run.side]
-        some.append(run)
+        file = self.folder / run.folder / PLAYED_FILE
+        some.append(
+            run.model_copy(update={"played": Played.model_validate_json(file.read_bytes())})
+        )
         some.sort(key=lambda one: one.index)
-        self.document.runs = [*self.runs["old"], *self.runs["new"]]
+        both = [*self.runs["old"], *self.runs["new"]]
+        self.document.runs = [r.model_copy(update={"played": None, "fields": {}}) for r in both]
         what = f"{run.side}, all of the traffic"
         bad = bool(run.sightings)
         outcome = ", ".join(dict.fromkeys(s.finding_class for s in run.sightings)) or run.state
@@ -340,9 +355,19 @@ class Upgrading(Search[Upgrade, Record]):
 
     def compared(self) -> list[Difference]:
         """What the runs of all of the traffic show."""
-        if not all(self.runs.values()):
+        old, new = self.runs["old"], self.runs["new"]
+        if not (old and new):
             return []
-        return []
+        known = [
+            *answers.compare(old, new, case=self.case),
+            *protocol.compare(old, new, case=self.case),
+        ]
+        return [
+            *starts.compare(old, new, old_server=self.sides["old"], new_server=self.sides["new"]),
+            *failures.compare(old, new, case=self.case, known=known),
+            *catalogue.compare(self.case, self.sides["new"]),
+            *known,
+        ]
 
     def _conclude(self) -> None:
         """What is to be said of the whole, at its end."""
