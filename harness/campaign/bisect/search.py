@@ -41,7 +41,9 @@ class SearchOptions:
     @property
     def settle(self) -> int:
         """Runs that agree, after which not even a failure of every second run is luck."""
-        return 2 if self.always else max(2, math.ceil(math.log(1 - self.confidence) / math.log(0.5)))
+        return (
+            2 if self.always else max(2, math.ceil(math.log(1 - self.confidence) / math.log(0.5)))
+        )
 
 
 @dataclass

@@ -70,8 +70,9 @@ class Difference(Record):
 class OptionSeen(Record):
     """An option of a server, as its ``--help`` lists it."""
 
-    name: Annotated[str, Field(description="the longest spelling: --max-model-len")]
+    name: Annotated[str, Field(description="the first long spelling: --max-model-len")]
     aliases: list[str] = []
+    value: Annotated[str, Field(description='placeholder of its value; "": a switch')] = ""
     default: str | None = None
     choices: list[str] = []
     text: str = ""
@@ -92,6 +93,7 @@ class SideRun(Record):
     state: PlayState = PlayState.ENDED
     error: Annotated[str, Field(description="why it did not start, or how it ended")] = ""
     start_s: Annotated[float, Field(description="seconds from the start to ready")] = 0.0
+    seconds: Annotated[float, Field(description="of all of it")] = 0.0
     sightings: Annotated[
         list[Sighting], Field(description="what the oracles call wrong with it by itself")
     ] = []
