@@ -27,8 +27,9 @@ def bisect(asked: BisectCommand) -> None:
     """Find the release (or commit) that introduced a failure, or the one that fixed it.
 
     SCENARIO is a scenario, a case.json, or a finding: its folder, or f1 for that of the newest
-    replay; with --measure any recorded traffic, or a profile. Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the
-    last release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
+    replay; with --measure it is a recording or a profile, and the metric's move is searched for.
+    Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the last
+    release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
 
     Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """

@@ -47,8 +47,8 @@ class Reading:
         return f"{value:.1f} {unit} {verb} ({ends[0]:.1f} to {ends[1]:.1f})"
 
     def odds(self, moved: Reading) -> float:
-        """Logarithm of the odds that the metric moved as far as ``moved``, and not at all; the tails
-        are those of Student's distribution, so that few blocks never make it certain."""
+        """Logarithm of the odds that the metric moved as far as ``moved``, and not at all. The
+        tails are Student's, so that few blocks never make it certain."""
         return self._likelihood(moved.mean, moved.error) - self._likelihood(0.0, 0.0)
 
     def _likelihood(self, change: float, error: float) -> float:

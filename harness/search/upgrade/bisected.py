@@ -27,12 +27,12 @@ from mmrepro.failure.documents.searches import (
 from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.documents.upgrade import UPGRADE_FILE, Upgrade
 from mmrepro.failure.signature import Outcome
-from mmrepro.runs.changes import FEWEST, METRICS, Metric
+from mmrepro.runs.changes import FEWEST, Metric
 from mmrepro.search.replay.bisected import BisectingCase, Subject, subject
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.traffic.capture.read import read
-from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE
+from mmrepro.traffic.case.model import CASE_FILE
 
 END_RUNS = 3
 """Comparisons of the two ends, at most, until it is known whether they differ."""
