@@ -49,12 +49,10 @@ class Reading:
     def odds(self, moved: Reading) -> float:
         """Logarithm of the odds that the metric moved as far as ``moved``, and not at all. The
         tails are Student's, so that few blocks never make it certain."""
-        return self._likelihood(moved.mean, moved.error) - self._likelihood(0.0, 0.0)
-
-    def _likelihood(self, change: float, error: float) -> float:
-        spread = math.hypot(self.error, error)
-        z = (self.mean - change) / spread
-        return -(self.freedom + 1) / 2 * math.log1p(z * z / self.freedom) - math.log(spread)
+        spread = math.hypot(self.error, moved.error)
+        there, gone = (((self.mean - to) / spread) ** 2 for to in (moved.mean, 0.0))
+        freedom = self.freedom
+        return (freedom + 1) / 2 * (math.log1p(gone / freedom) - math.log1p(there / freedom))
 
 
 def reading(runs: Sequence[Attempt]) -> Reading | None:
