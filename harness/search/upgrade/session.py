@@ -7,6 +7,7 @@ measured until the statistics are settled or the time is over.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import subprocess
 import uuid
@@ -407,8 +408,9 @@ class Upgrading(Search[Upgrade, Record]):
         super().begin(campaign)
         options = self.options
         decides = {
-            "old": options.server.model_dump_json(),
-            "new": options.new_server.model_dump_json(),
+            # Digests: what is written down is redacted, and is held against what is asked.
+            "old": _digest(options.server),
+            "new": _digest(options.new_server),
             "--seed": str(options.seed),
             "--at-once": str(options.at_once),
             "--interleave": options.interleave,
@@ -518,3 +520,7 @@ def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
     spec = spec_for(options.server.engine, options.server.release, options.device)
     room = psutil.virtual_memory().available >= TOGETHER_BYTES
     return "requests" if spec.device == "cpu" and not engine.idle_loops and room else "servers"
+
+
+def _digest(server: ServerWanted) -> str:
+    return hashlib.sha256(server.model_dump_json().encode()).hexdigest()[:12]
