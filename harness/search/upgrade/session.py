@@ -150,6 +150,7 @@ class Upgrading(Search[Upgrade, Record]):
         self.case = self._read()
         self._orders: dict[tuple[str, int], Order] = {}
         self._journal: Journal | None = None
+        self._of_runs: tuple[int, list[Difference]] = 0, []
         self.works = [self.run]
         self.document = self._blank()
 
@@ -344,7 +345,10 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _compare(self) -> None:
         """All differences, from what is known now."""
-        found = [*self.compared(), *map(difference, self._changes())]
+        made = sum(map(len, self.runs.values()))
+        if self._of_runs[0] != made:
+            self._of_runs = made, self.compared()
+        found = [*self._of_runs[1], *map(difference, self._changes())]
         before = {d.subject for d in self.document.matter}
         order = list(Area)
         self.document.differences = sorted(found, key=lambda d: order.index(d.area))
