@@ -20,6 +20,10 @@ class MinivllmEngine(Engine):
         "--served-model-name",
         "--device",
     )
+    chat_frame: ClassVar[tuple[str, str] | None] = (
+        "<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    )
     start_marks: ClassVar[Mapping[str, str]] = {
         "imports and model load": r"EngineCore waiting for work"
     }

@@ -93,6 +93,7 @@ class SideRun(Record):
     state: PlayState = PlayState.ENDED
     error: Annotated[str, Field(description="why it did not start, or how it ended")] = ""
     start_s: Annotated[float, Field(description="seconds from the start to ready")] = 0.0
+    seconds: Annotated[float, Field(description="of all of it")] = 0.0
     sightings: Annotated[
         list[Sighting], Field(description="what the oracles call wrong with it by itself")
     ] = []

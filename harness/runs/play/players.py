@@ -34,6 +34,7 @@ class PlayOptions:
         early: judge a hang before its deadline, by what stands still.
         blocks: that many equal blocks of operations, an idle server and a reading after each.
         canary: the same small request before and after.
+        bodies: keep each answer as it came.
     """
 
     deadlines: Deadlines | None = None
@@ -42,6 +43,7 @@ class PlayOptions:
     early: bool = True
     blocks: int = 0
     canary: bool = True
+    bodies: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
 from mmrepro.runs.options import StartMode
+from mmrepro.traffic.capture.mooncake import Excerpt
 from mmrepro.traffic.case.model import ServerWanted
 
 BUDGET, REPEATS, TIMEOUT_S = 40, 3, 600.0
@@ -91,8 +92,8 @@ class ReplayCommand(ServerCommand):
     COMMAND: ClassVar[str] = "replay"
     file: Path = option(
         Path(),
-        "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json; or the number or "
-        "id of a replay here.",
+        "A HAR, an OpenAI Batch JSONL, a Mooncake trace, a log of vLLM or SGLang, or a case.json; "
+        "the number or id of a replay here; or a profile: chat, code, rag, agents.",
         "FILE",
         argument=True,
         required=True,
@@ -124,6 +125,8 @@ class ReplayCommand(ServerCommand):
         least=1,
         most=256,
     )
+    first: int | None = common.FIRST(None)
+    window: tuple[float, float] | None = common.WINDOW(None)
     expect: tuple[str, ...] = option(
         (),
         "What an answer shall be: status=4xx, text=REGEX, tokens=<=8, same-as=non-streamed … "
@@ -147,6 +150,10 @@ class ReplayCommand(ServerCommand):
                 f"traffic, and {self.repeat} that confirm what it shows.",
                 hint=f"--budget {BUDGET}",
             )
+
+    @property
+    def excerpt(self) -> Excerpt:
+        return Excerpt(self.first, *(self.window or ()))
 
     def written(self) -> Self:
         """Name the whole server: what a case or the engine's scenarios have may change. A

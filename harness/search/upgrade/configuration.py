@@ -5,13 +5,26 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 
+MOST_LINES = 20_000
+"""Of a log: settings are printed when a server starts."""
 _LINES = (
     re.compile(r"server_args=(?:ServerArgs)?(?P<told>[({].*)"),  # SGLang
     re.compile(r"Initializing an? (?:V\d )?LLM engine \(v\S+\) with config: (?P<told>.*)"),  # vLLM
 )
 _OPAQUE = re.compile(r"<[\w.]+(?:: (?:'[^']*'|[^<>]*?))?>|<[\w.]+ [^<>]*>")
 """How Python prints what it cannot print so that it can be read again: enumerations, objects."""
+
+
+def of_log(log: Path) -> dict[str, str]:
+    """The settings that a server's log prints; {}: it cannot be read."""
+    try:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            return read(islice(lines, MOST_LINES))
+    except OSError:
+        return {}
 
 
 def read(lines: Iterable[str]) -> dict[str, str]:
