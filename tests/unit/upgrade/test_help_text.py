@@ -58,7 +58,8 @@ def test_all_spellings_of_an_option_are_one() -> None:
 
 def test_a_text_of_several_lines_is_whole() -> None:
     text = options_of("vllm-0.24.0")["--dtype"].text
-    assert text.startswith("Data type for model weights") and text.endswith("FP32 precision.")
+    assert text.startswith("Data type for model weights")
+    assert text.endswith("FP32 precision.")
 
 
 def test_options_in_an_example_behind_the_list_are_none() -> None:

@@ -1,4 +1,4 @@
-"""Answers of two sides: a change at a large margin is named, a near tie apart, chance not at all."""
+"""Answers of two sides: a change at a large margin is named, a near tie apart, chance never."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_another_answer_is_named_by_its_kind(id: str, subject: str) -> None:
     found = compared(*sides(swapped=id))
     named = [one for one in found.values() if one.outcome is Outcome.DIFFERENCE]
     assert [(one.subject, one.evidence, one.matters) for one in named] == [(subject, [id], True)]
-    assert "token " in named[0].statement and "nats" in named[0].statement
+    assert "token " in named[0].statement
+    assert "nats" in named[0].statement
 
 
 def test_one_token_at_a_large_margin() -> None:
@@ -80,7 +81,8 @@ def test_one_token_at_a_large_margin() -> None:
         return record
 
     found = compared(*sides(change=one_token))
-    assert found["answers"].evidence == ["r3"] and "token 5: 'Z'" in found["answers"].statement
+    assert found["answers"].evidence == ["r3"]
+    assert "token 5: 'Z'" in found["answers"].statement
 
 
 def test_a_near_tie_stands_apart() -> None:
@@ -133,7 +135,8 @@ def test_without_logprobs_a_difference_may_be_a_tie() -> None:
 def test_an_exact_engine_needs_no_logprobs() -> None:
     case = case_of(OPS, engine="minivllm")
     found = compared(*bare(sides(case, noise=0.0, swapped="r7")), case=case)
-    assert found["answers"].evidence == ["r7"] and found["answers"].matters
+    assert found["answers"].evidence == ["r7"]
+    assert found["answers"].matters
 
 
 def test_the_same_tokens_parsed_into_another_call() -> None:

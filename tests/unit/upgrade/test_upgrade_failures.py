@@ -52,11 +52,13 @@ def test_a_request_that_new_refuses() -> None:
     records = [answer(CASE.operations[0]), refused(CASE.operations[1], message="no such field")]
     new = [run("new", records, index=i) for i in (1, 2)]
     (one,) = failures.compare(old, new, case=CASE)
-    assert one.matters and one.evidence == ["r2"]
+    assert one.matters
+    assert one.evidence == ["r2"]
     assert "NEW answers 400 where OLD answers 200: r2" in one.statement
     assert "no such field" in one.statement
     (back,) = failures.compare(new, old, case=CASE)
-    assert not back.matters and back.subject == "requests answered"
+    assert not back.matters
+    assert back.subject == "requests answered"
 
 
 def test_an_overloaded_server_refuses_by_chance() -> None:
@@ -80,7 +82,8 @@ def test_the_form_of_an_answer_is_named_once() -> None:
     (one,) = failures.compare(*runs, case=CASE, known=[known])
     assert one.outcome is Outcome.NONE
     (one,) = failures.compare(*runs, case=CASE)
-    assert one.subject == "protocol" and one.matters
+    assert one.subject == "protocol"
+    assert one.matters
 
 
 # ---------------------------------------------------------------------------- known failures
@@ -99,7 +102,8 @@ PICTURES = case_of([operation("r1", "look", [picture("a")])])
 def test_the_ghost_key_is_gone() -> None:
     found = known("vllm", "0.23.0", "0.24.0", PICTURES)
     one = found["ghost-key-eviction"]
-    assert "fixed in 0.24.0" in one.statement and "it has images" in one.statement
+    assert "fixed in 0.24.0" in one.statement
+    assert "it has images" in one.statement
     assert (one.old, one.new, one.matters) == (True, False, False)
     assert "embeds-mrope" in found["other known failures"].evidence
 
@@ -119,7 +123,8 @@ def test_an_option_that_keeps_a_failure_away() -> None:
 
 def test_a_source_tree_has_no_known_failures() -> None:
     (one,) = known("vllm", "0.23.0", "of a tree", PICTURES).values()
-    assert one.outcome is Outcome.NONE and "source tree" in one.statement
+    assert one.outcome is Outcome.NONE
+    assert "source tree" in one.statement
 
 
 def test_a_release_beside_itself() -> None:

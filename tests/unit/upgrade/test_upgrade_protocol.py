@@ -78,7 +78,8 @@ def test_a_planted_field_is_named_for_streams_and_whole_answers(
     change: Change, subject: str, says: str, matters: bool
 ) -> None:
     found = compared(change)
-    assert {one.subject for one in found} == {subject} and len(found) == 2
+    assert {one.subject for one in found} == {subject}
+    assert len(found) == 2
     assert all(says in one.statement and one.matters is matters for one in found)
     assert sorted(id for one in found for id in one.evidence) == [op.id for op in OPS]
 
@@ -86,12 +87,14 @@ def test_a_planted_field_is_named_for_streams_and_whole_answers(
 def test_a_reason_to_end() -> None:
     (one,) = compared(another_end)
     assert (one.subject, one.old, one.new) == ("finish_reason", "length", "max_tokens")
-    assert one.matters and "6 answers with the same text" in one.statement
+    assert one.matters
+    assert "6 answers with the same text" in one.statement
 
 
 def test_token_counts() -> None:
     (one,) = compared(longer_prompts)
-    assert one.subject == "usage.prompt_tokens" and "by +4 in 6 of 6" in one.statement
+    assert one.subject == "usage.prompt_tokens"
+    assert "by +4 in 6 of 6" in one.statement
 
 
 def test_another_text_is_no_difference_of_form() -> None:
