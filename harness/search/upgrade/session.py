@@ -245,7 +245,7 @@ class Upgrading(Search[Upgrade, Record]):
         environment = existing(spec_for(wanted.engine, wanted.release, self.options.device))
         if environment is None:
             return []
-        env = child_environment(help_text.WIDE)
+        env = child_environment({**wanted.env, **help_text.WIDE})
         for argv in help_text.commands(get_engine(wanted.engine), environment):
             try:
                 ended = subprocess.run(
