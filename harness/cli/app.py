@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": ("replay:replay", "Shrink recorded traffic to what fails."),
     "capture": ("capture:capture", "Write recorded traffic as a trace without texts."),
     "fuzz": ("replay:fuzz", "Look for failures that nobody has reported."),
+    "upgrade": ("upgrade:upgrade", "Compare two releases under your traffic."),
     "ablate": ("ablate:ablate", "Find out which setting is the cause."),
     "bisect": ("bisect:bisect", "Find the release that brought or fixed a failure."),
     "bisect-run": ("bisect:bisect_run", "Test one source tree, for git bisect run."),
@@ -59,7 +60,7 @@ GROUPS = {
     "A bug report, or traffic that breaks a server": (
         *("repro", "replay", "capture", "fuzz", "run", "list", "show", "claims"),
     ),
-    "Releases to guard": ("matrix", "bisect", "bisect-run", "ablate", "accept"),
+    "Releases to guard": ("upgrade", "matrix", "bisect", "bisect-run", "ablate", "accept"),
     "What ran here": ("incidents", "open", "report", "judge", "bundle", "resume", "schema"),
     "Tools": ("new", "kv-budget", "collide", "env", "warm", "mcp"),
 }

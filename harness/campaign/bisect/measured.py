@@ -40,7 +40,7 @@ class Reading:
         return f"{math.expm1(self.mean):+.1%} ({low:+.1%} to {high:+.1%})"
 
     def odds(self, moved: Reading) -> float:
-        """Logarithm of the odds that the metric moved as far as ``moved``, and not at all; the tails
+        """Logarithm of the odds that the metric moved as far as ``moved``, and not at all; tails
         are those of Student's distribution, so that few blocks never make it certain."""
         return self._likelihood(moved.mean, moved.error) - self._likelihood(0.0, 0.0)
 
