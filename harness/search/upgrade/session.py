@@ -45,6 +45,7 @@ from mmrepro.runs.changes import BUSY, LOOKS, changes, difference, enough
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import Measuring, PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
+from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (
     ENDINGS,
     PLAYED_FILE,
@@ -203,7 +204,7 @@ class Upgrading(Search[Upgrade, Record]):
         self._compare()
 
     def _play_one(self, side: Side, index: int, deadlines: Deadlines) -> None:
-        case = self.case.model_copy(update={"server": self.sides[side]})
+        case = with_logprobs(self.case.model_copy(update={"server": self.sides[side]}))
         order = CaseRun(
             f"{side} {index}",
             f"{side}, {self.sides[side].label}, all of the traffic, {index} of 2",
@@ -245,7 +246,7 @@ class Upgrading(Search[Upgrade, Record]):
         environment = existing(spec_for(wanted.engine, wanted.release, self.options.device))
         if environment is None:
             return []
-        env = child_environment(help_text.WIDE)
+        env = child_environment({**wanted.env, **help_text.WIDE})
         for argv in help_text.commands(get_engine(wanted.engine), environment):
             try:
                 ended = subprocess.run(
