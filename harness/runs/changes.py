@@ -229,11 +229,16 @@ class Change:
 
 
 def changes(
-    blocks: Sequence[Block], worse: Mapping[str, float], confidence: float = CONFIDENCE
+    blocks: Sequence[Block],
+    worse: Mapping[str, float],
+    confidence: float = CONFIDENCE,
+    *,
+    only: str = "",
 ) -> list[Change]:
-    """Of each metric that enough blocks measured, in the order of :data:`METRICS`; the intervals
-    hold together with ``confidence``, at every look."""
-    found = {name: [b for b in blocks if name in b.changes] for name in METRICS}
+    """Of each metric that enough blocks measured, in the order of :data:`METRICS`, or of one; the
+    intervals hold together with ``confidence``, at every look."""
+    names = [only] if only else METRICS
+    found = {name: [b for b in blocks if name in b.changes] for name in names}
     seen = [METRICS[name] for name, some in found.items() if len(some) >= FEWEST]
     return [_change(one, found[one.name], worse[one.name], seen, confidence) for one in seen]
 
@@ -267,7 +272,7 @@ def _change(
 
 def enough(found: Sequence[Change]) -> bool:
     """Whether no further block is worth its time: what decides is settled, or one of it matters."""
-    deciding = [one for one in found if one.metric.decides]
+    deciding = [one for one in found if one.metric.decides or len(found) == 1]
     settled = [one for one in deciding if one.settled]
     return bool(deciding) and (len(settled) == len(deciding) or any(s.matters for s in settled))
 
