@@ -27,8 +27,9 @@ def bisect(asked: BisectCommand) -> None:
     """Find the release (or commit) that introduced a failure, or the one that fixed it.
 
     SCENARIO is a scenario, a case.json, or a finding: its folder, or f1 for that of the newest
-    replay. Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the
-    last release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
+    replay; with --measure it is a recording or a profile, and the metric's move is searched for.
+    Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the last
+    release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
 
     Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """
@@ -42,7 +43,7 @@ def bisect(asked: BisectCommand) -> None:
     from mmrepro.reports.documents import keep
     from mmrepro.search.replay.bisected import BisectingCase
 
-    case, loaded = _what(asked)
+    case, loaded = _measured(asked) if asked.measure else _what(asked)
     if asked.by == "commit":
         use_index(asked.index)
     field = field_of(loaded, asked)
@@ -52,8 +53,12 @@ def bisect(asked: BisectCommand) -> None:
         return
     asked = replace(asked, **field.ends)
     write = partial(keep, KIND)
-    if case is not None:
-        running: Bisecting = BisectingCase(case, asked, field, write=write)
+    if case is not None and asked.measure:
+        from mmrepro.search.upgrade.bisected import BisectingMetric
+
+        running: Bisecting = BisectingMetric(case, asked, field, write=write)
+    elif case is not None:
+        running = BisectingCase(case, asked, field, write=write)
     else:
         running = Bisecting(loaded, asked, field, write=write)
     trials = TrialOptions(
@@ -112,6 +117,13 @@ def bisect_run(asked: BisectRunCommand) -> None:
         typer.echo(one_line(f"{made.words}: {made.verdict}; {made.why}", 400))
         typer.echo(f"exit code {made.exit_code} for git bisect{called or ': skip'}")
     raise typer.Exit(made.exit_code)
+
+
+def _measured(asked: BisectCommand) -> tuple[Subject, Scenario]:
+    from mmrepro.search.upgrade.bisected import traffic
+
+    case = traffic(asked)
+    return case, case.scenario
 
 
 def _what(asked: Any) -> tuple[Subject | None, Scenario]:

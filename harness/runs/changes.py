@@ -15,6 +15,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from mmrepro.base.errors import UsageError, did_you_mean
@@ -158,6 +159,7 @@ def tail(t: float, df: int) -> float:
     return (1 - inside) / 2
 
 
+@lru_cache(maxsize=1024)
 def quantile(error: float, df: int) -> float:
     """The t with ``error`` above it, found by halving."""
     low, high = 0.0, 1.0
@@ -227,11 +229,16 @@ class Change:
 
 
 def changes(
-    blocks: Sequence[Block], worse: Mapping[str, float], confidence: float = CONFIDENCE
+    blocks: Sequence[Block],
+    worse: Mapping[str, float],
+    confidence: float = CONFIDENCE,
+    *,
+    only: str = "",
 ) -> list[Change]:
-    """Of each metric that enough blocks measured, in the order of :data:`METRICS`; the intervals
-    hold together with ``confidence``, at every look."""
-    found = {name: [b for b in blocks if name in b.changes] for name in METRICS}
+    """Of each metric that enough blocks measured, in the order of :data:`METRICS`, or of one; the
+    intervals hold together with ``confidence``, at every look."""
+    names = [only] if only else METRICS
+    found = {name: [b for b in blocks if name in b.changes] for name in names}
     seen = [METRICS[name] for name, some in found.items() if len(some) >= FEWEST]
     return [_change(one, found[one.name], worse[one.name], seen, confidence) for one in seen]
 
@@ -247,8 +254,10 @@ def _change(
     share = DECIDING_SHARE if metric.decides else 1 - DECIDING_SHARE
     error = (1 - confidence) * share / len(kin) / (len(LOOKS) + 1)  # one more where time is over
     values = [block.changes[metric.name] for block in blocks]
-    mean, number = statistics.fmean(values), len(values)
-    half = quantile(error / 2, number - 1) * statistics.stdev(values) / math.sqrt(number)
+    number = len(values)
+    mean = math.fsum(values) / number
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
+    half = quantile(error / 2, number - 1) * spread / math.sqrt(number)
     return Change(
         metric,
         threshold,
@@ -263,7 +272,7 @@ def _change(
 
 def enough(found: Sequence[Change]) -> bool:
     """Whether no further block is worth its time: what decides is settled, or one of it matters."""
-    deciding = [one for one in found if one.metric.decides]
+    deciding = [one for one in found if one.metric.decides or len(found) == 1]
     settled = [one for one in deciding if one.settled]
     return bool(deciding) and (len(settled) == len(deciding) or any(s.matters for s in settled))
 

@@ -9,15 +9,16 @@ is worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.runs.changes import Metric, quantile
 
 FLOOR = 0.002
 """Nothing is measured more exactly than this: two servers of one release differ by as much."""
 CERTAIN = 20.0
-"""Odds, as a logarithm, of what needs no measurement."""
+"""Odds, as a logarithm, of what needs no measurement: that the good end is like itself."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +32,27 @@ class Reading:
     @property
     def interval(self) -> tuple[float, float]:
         """That holds the change with 95 %."""
-        reach = _quantile(self.freedom) * self.error
+        reach = quantile(0.025, self.freedom) * self.error
         return self.mean - reach, self.mean + reach
 
-    @property
-    def words(self) -> str:
-        low, high = (math.expm1(end) for end in self.interval)
-        return f"{math.expm1(self.mean):+.1%} ({low:+.1%} to {high:+.1%})"
+    def words(self, metric: Metric) -> str:
+        """``4.9 % slower (4.1 to 5.7)``, ``unchanged (-0.4 to +0.6 %)``."""
+        low, high = (100 * metric.relative(end) for end in self.interval)
+        unit = "points" if metric.points else "%"
+        if low <= 0 <= high:
+            return f"unchanged ({low:+.1f} to {high:+.1f} {unit})"
+        verb = metric.verbs[self.mean < 0]
+        ends = sorted((abs(low), abs(high)))
+        value = 100 * abs(metric.relative(self.mean))
+        return f"{value:.1f} {unit} {verb} ({ends[0]:.1f} to {ends[1]:.1f})"
 
     def odds(self, moved: Reading) -> float:
-        """Logarithm of the odds that the metric moved as far as ``moved``, and not at all; tails
-        are those of Student's distribution, so that few blocks never make it certain."""
-        return self._likelihood(moved.mean, moved.error) - self._likelihood(0.0, 0.0)
-
-    def _likelihood(self, change: float, error: float) -> float:
-        spread = math.hypot(self.error, error)
-        z = (self.mean - change) / spread
-        return -(self.freedom + 1) / 2 * math.log1p(z * z / self.freedom) - math.log(spread)
+        """Logarithm of the odds that the metric moved as far as ``moved``, and not at all. The
+        tails are Student's, so that few blocks never make it certain."""
+        spread = math.hypot(self.error, moved.error)
+        there, gone = (((self.mean - to) / spread) ** 2 for to in (moved.mean, 0.0))
+        freedom = self.freedom
+        return (freedom + 1) / 2 * (math.log1p(gone / freedom) - math.log1p(there / freedom))
 
 
 def reading(runs: Sequence[Attempt]) -> Reading | None:
@@ -69,45 +74,20 @@ def reading(runs: Sequence[Attempt]) -> Reading | None:
 
 
 def differ(ends: Reading, worse: float) -> bool | None:
-    """Whether the ends differ, and by as much as ``worse`` (0.05 is 5 %); None: it is left open."""
+    """Whether the ends differ, and by as much as the change ``worse``; None: it is left open."""
     low, high = ends.interval
-    bound = math.log1p(worse)
-    if high < bound:
+    if high < worse:
         return False
-    return True if low > 0 and ends.mean > bound / 2 else None
+    return True if low > 0 and ends.mean > worse / 2 else None
 
 
-def course(
-    points: Mapping[int, Reading], good: int, bad: int, last_good: int, first_bad: int
-) -> str:
-    """What is to be said of a change that is no single step; "": it is one.
-
-    Args:
-        points: what was measured, by number; not of the good end.
-        last_good, first_bad: the two sides of the boundary.
-    """
-    nothing = Reading(0.0, FLOOR, 30)
-    whole = points[bad]
-    before = points.get(last_good, nothing) if last_good != good else nothing
-    step = points[first_bad].mean - before.mean
-    error = math.hypot(points[first_bad].error, before.error)
-    reach = _quantile(min(points[first_bad].freedom, before.freedom)) * error
-    if step + reach < 0.75 * whole.mean:
-        return (
-            f"it creeps, or comes in several steps: this one is {math.expm1(step):+.1%} of "
-            f"{math.expm1(whole.mean):+.1%}, and the boundary is where half of that has come"
-        )
-    return ""
+def is_step(whole: Reading, before: Reading, after: Reading) -> bool:
+    """Whether the change of the ends came at this boundary, all but a quarter, as far as can be
+    told; else it creeps, or came in several steps."""
+    error = math.hypot(after.error, before.error)
+    reach = quantile(0.025, min(after.freedom, before.freedom)) * error
+    return after.mean - before.mean + reach >= 0.75 * whole.mean
 
 
-def _quantile(freedom: int) -> float:
-    """Of Student's distribution, at 97.5 %: Cornish and Fisher's expansion, within 1 % from three
-    degrees of freedom on (Abramowitz and Stegun, 26.7.5)."""
-    exact = {1: 12.706, 2: 4.303}
-    z, n = 1.959964, float(freedom)
-    return exact.get(freedom) or (
-        z
-        + (z**3 + z) / (4 * n)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-    )
+NOTHING = Reading(0.0, FLOOR, 30)
+"""Of the good end, against itself."""

@@ -79,6 +79,7 @@ class UpgradeCommand(ServerCommand):
         LIMITS,
         shown="3% of tokens and latency, 5% of TTFT and throughput …",
     )
+    only: str = option("", "Measure this metric alone; answers are not compared.", "METRIC", LIMITS)
     confidence: float = option(
         CONFIDENCE,
         "That all intervals hold together, at whichever look it ends.",
@@ -102,7 +103,7 @@ class UpgradeCommand(ServerCommand):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        thresholds(self.worse)
+        thresholds([*self.worse, *([f"{self.only}=1%"] if self.only else [])])
 
     @property
     def thresholds(self) -> dict[str, float]:

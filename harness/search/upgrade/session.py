@@ -151,6 +151,7 @@ class Upgrading(Search[Upgrade, Record]):
         self.case = self._read()
         self._orders: dict[tuple[str, int], Order] = {}
         self._journal: Journal | None = None
+        self._of_runs: tuple[int, list[Difference]] = 0, []
         self.works = [self.run]
         self.document = self._blank()
 
@@ -169,8 +170,8 @@ class Upgrading(Search[Upgrade, Record]):
     def run(self) -> None:
         """All of it."""
         try:
-            deadlines = self._deadlines()
-            self._play(deadlines)
+            if not self.options.only:
+                self._play(self._deadlines())
             if all(run.started for some in self.runs.values() for run in some):
                 self._measure()
         except Spent:
@@ -285,14 +286,12 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _measure(self) -> None:
         kept = {line.block.index: line.block for line in self._kept if _is_block(line)}
-        started = [run.start_s for some in self.runs.values() for run in some]
-        seconds = min(MOST_S, max(LEAST_S, 2 * max(started, default=0.0)))
         broken = 0
         for look in LOOKS:
             wanted = range(len(self.blocks) + 1, look + 1)
             for index in wanted:
                 if (block := kept.get(index)) is None:
-                    order = self._block(index, seconds)
+                    order = self._block(index)
                     made = self._made(order, order.began)
                     assert isinstance(made, Measured)
                     block = self._append(MeasuredLine(block=made.block)).block
@@ -305,7 +304,10 @@ class Upgrading(Search[Upgrade, Record]):
             if enough(self._changes()):
                 return
 
-    def _block(self, index: int, seconds: float) -> MeasureRun:
+    def _block(self, index: int) -> MeasureRun:
+        started = [run.start_s for some in self.runs.values() for run in some]
+        started += [values.get("start", 0.0) for b in self.blocks for values in (b.old, b.new)]
+        seconds = min(MOST_S, max(LEAST_S, 2 * max(started, default=0.0)))
         measuring = Measuring(
             self.sides["old"],
             self.sides["new"],
@@ -339,13 +341,18 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _changes(self) -> list[Any]:
         sound = [block for block in self.blocks if not block.error]
-        return changes(sound, self.options.thresholds, self.options.confidence)
+        return changes(
+            sound, self.options.thresholds, self.options.confidence, only=self.options.only
+        )
 
     # ------------------------------------------------------------------ what follows
 
     def _compare(self) -> None:
         """All differences, from what is known now."""
-        found = [*self.compared(), *map(difference, self._changes())]
+        made = sum(map(len, self.runs.values()))
+        if self._of_runs[0] != made:
+            self._of_runs = made, self.compared()
+        found = [*self._of_runs[1], *map(difference, self._changes())]
         before = {d.subject for d in self.document.matter}
         order = list(Area)
         self.document.differences = sorted(found, key=lambda d: order.index(d.area))
