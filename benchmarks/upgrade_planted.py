@@ -104,7 +104,7 @@ def traffic(folder: Path, requests: int = 40) -> Path:
 def compared(plant: Plant, case: Path, folder: Path, budget: str) -> tuple[dict, int]:
     """The document, and the exit code."""
     command = [
-        *(sys.executable, "-m", "mmrepro.cli", "upgrade", "0.1", "0.1"),
+        *(sys.executable, "-m", "mmrepro", "upgrade", "0.1", "0.1"),
         *("--engine", "minivllm", "--model", "qwen3", "--traffic", str(case)),
         *("--server", plant.server, "--start-mode", "cold", "--budget", budget),
         *("--out", str(folder), "--yes"),
@@ -156,9 +156,8 @@ def main() -> int:
             right = bool(named) is bool(plant.area) and not others
             right = right and (code == 1) is (plant.matters and bool(plant.area))
             bad += not right
-            print(
-                f"{plant.kind:24}{code:5}{time.monotonic() - began:6.0f}  {'' if right else 'WRONG'}"
-            )
+            took, wrong = time.monotonic() - began, "" if right else "WRONG"
+            print(f"{plant.kind:24}{code:5}{took:6.0f}  {wrong}")
             for text in named:
                 print(f"{'':37}{text[:160]}")
             for text in others:
