@@ -15,6 +15,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from mmrepro.base.errors import UsageError, did_you_mean
@@ -158,6 +159,7 @@ def tail(t: float, df: int) -> float:
     return (1 - inside) / 2
 
 
+@lru_cache(maxsize=1024)
 def quantile(error: float, df: int) -> float:
     """The t with ``error`` above it, found by halving."""
     low, high = 0.0, 1.0
@@ -252,8 +254,10 @@ def _change(
     share = DECIDING_SHARE if metric.decides else 1 - DECIDING_SHARE
     error = (1 - confidence) * share / len(kin) / (len(LOOKS) + 1)  # one more where time is over
     values = [block.changes[metric.name] for block in blocks]
-    mean, number = statistics.fmean(values), len(values)
-    half = quantile(error / 2, number - 1) * statistics.stdev(values) / math.sqrt(number)
+    number = len(values)
+    mean = math.fsum(values) / number
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
+    half = quantile(error / 2, number - 1) * spread / math.sqrt(number)
     return Change(
         metric,
         threshold,

@@ -117,7 +117,7 @@ class _Comparison:
 
     def _compared(self, op: Operation, form: str, sampled: bool) -> _Told:
         same = Verdict.SAME
-        mine, right = ([r for r in side[op.id] if r is not None] for side in self.records)
+        right, mine = ([r for r in side[op.id] if r is not None] for side in self.records)
         pairs = list(zip(*(self._answers(side[0]) for side in (right, mine)), strict=False))
         if len(mine[0].choices) != len(right[0].choices):
             said = f"{len(right[0].choices)} answers against {len(mine[0].choices)}"

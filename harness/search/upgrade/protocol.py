@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -92,7 +93,7 @@ def compare(old: Sequence[SideRun], new: Sequence[SideRun], *, case: Case) -> li
     groups: dict[str, list[_Pair]] = {}
     for pair in pairs:
         groups.setdefault(pair.group, []).append(pair)
-    found = [one for name, group in groups.items() for one in _fields(name, group)]
+    found = [*_merged(one for name, group in groups.items() for one in _fields(name, group))]
     found += [*_reasons(pairs), *_counts(pairs)]
     if not pairs:
         why = "No request was answered alike by both sides: the form was not compared."
@@ -156,32 +157,66 @@ def _shown(choice: ChoiceSeen) -> dict[str, Any]:
 # ---------------------------------------------------------------------------- fields
 
 
-def _fields(name: str, group: Sequence[_Pair]) -> Iterator[Difference]:
+@dataclass(frozen=True)
+class _Change:
+    """What is otherwise in the answers of one group.
+
+    Attributes:
+        said: the sentence; ``{many}`` is how many answers show it.
+        many: that of the group.
+    """
+
+    path: str
+    said: str
+    many: str
+    hits: Sequence[_Pair]
+    old: str | None = None
+    new: str | None = None
+    matters: bool = False
+
+
+def _merged(changes: Iterable[_Change]) -> Iterator[Difference]:
+    """One statement a change, however many groups show it."""
+    alike: dict[tuple[str, str], list[_Change]] = {}
+    for one in changes:
+        alike.setdefault((one.path, one.said), []).append(one)
+    for (path, said), ones in alike.items():
+        text = said.replace("{many}", " and ".join(one.many for one in ones))
+        hits = [pair for one in ones for pair in one.hits]
+        matters = any(one.matters for one in ones)
+        yield _difference(path, text, ones[0].old, ones[0].new, matters, hits)
+
+
+def _fields(name: str, group: Sequence[_Pair]) -> Iterator[_Change]:
     known = [pair for pair in group if all(pair.fields)]
     paths = sorted({p for pair in known for side in pair.fields for form in side for p in form})
     gone = {path: hits for path in paths if (hits := _missing(path, known, there=0))}
     added = {path: hits for path in paths if (hits := _missing(path, known, there=1))}
-    for path in [*gone]:
-        if (other := _perhaps(path, gone, added)) is not None:
-            hits = gone.pop(path)
-            del added[other]
-            said = f"{path} is gone from {len(hits)} of {len(known)} answers of {name}, and {other}"
-            yield _field(path, f"{said}, perhaps the same, is in its place.", hits, 0, other)
+
+    def many(hits: Sequence[_Pair]) -> str:
+        return f"{len(hits)} of {len(known)} answers of {name}"
+
     for path, hits in gone.items():
-        yield _field(
-            path, f"{path} is gone from {len(hits)} of {len(known)} answers of {name}.", hits, 0
-        )
+        before, other = _types(hits, 0, path), _perhaps(path, hits, added)
+        header = path.startswith(HEADER)
+        held = before != "null" and not header
+        said = f"{path} is gone from {{many}}"
+        if other is not None:
+            del added[other]
+            said += f"; {other}, perhaps the same, is in its place"
+        said += "." if held or header else "; it was always null."
+        yield _Change(path, said, many(hits), hits, before, other, held)
     for path, hits in added.items():
-        yield _field(path, f"{path} is new in {len(hits)} of {len(known)} answers of {name}.", hits)
+        said = f"{path} is new in {{many}}."
+        yield _Change(path, said, many(hits), hits, None, _types(hits, 1, path))
     for path in paths:
-        hits = [pair for pair in known if _retyped(pair, path)]
-        if hits:
+        if hits := [pair for pair in known if _retyped(pair, path)]:
             before, after = (_types(hits, side, path) for side in (0, 1))
-            many = f"in {len(hits)} of {len(known)} answers of {name}"
-            said = f"{path} is {after} in place of {before} {many}."
-            header = path.startswith(HEADER)
-            matters = path == f"{HEADER}content-type" if header else before != "null"
-            yield _difference(path, said, before, after, matters, hits)
+            matters = before != "null"
+            if path.startswith(HEADER):
+                matters = path == f"{HEADER}content-type"
+            said = f"{path} is {after} in place of {before} in {{many}}."
+            yield _Change(path, said, many(hits), hits, before, after, matters)
 
 
 def _missing(path: str, group: Sequence[_Pair], there: int) -> list[_Pair]:
@@ -211,14 +246,13 @@ def _holds(pair: _Pair, parent: str) -> bool:
     return all(kind & {"object", "array"} for kind in kinds)
 
 
-def _perhaps(path: str, gone: Mapping[str, Any], added: Mapping[str, Any]) -> str | None:
+def _perhaps(path: str, hits: Sequence[_Pair], added: Mapping[str, Sequence[_Pair]]) -> str | None:
     """The new field that may be the gone one: in the same place, of the same type, in the same
     answers."""
 
     def like(other: str) -> float:
         return SequenceMatcher(None, path, other, autojunk=False).ratio()
 
-    hits = gone[path]
     place = [
         other
         for other, others in added.items()
@@ -245,18 +279,6 @@ def _retyped(pair: _Pair, path: str) -> bool:
 
 def _types(hits: Sequence[_Pair], side: int, path: str) -> str:
     return " or ".join(sorted({kind for pair in hits for kind in pair.types(side, path)}))
-
-
-def _field(
-    path: str, said: str, hits: Sequence[_Pair], side: int | None = None, other: str = ""
-) -> Difference:
-    """A field that is gone (``side`` 0) matters, if it ever held something."""
-    if side is None:
-        return _difference(path, said, None, _types(hits, 1, path), False, hits)
-    before = _types(hits, 0, path)
-    held = before != "null" and not path.startswith(HEADER)
-    said = said if held or path.startswith(HEADER) else f"{said[:-1]}; it was always null."
-    return _difference(path, said, before, other or None, held, hits)
 
 
 # ---------------------------------------------------------------------------- reasons, counts

@@ -46,6 +46,7 @@ from mmrepro.runs.changes import BUSY, LOOKS, changes, difference, enough
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import Measuring, PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
+from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (
     ENDINGS,
     PLAYED_FILE,
@@ -151,6 +152,7 @@ class Upgrading(Search[Upgrade, Record]):
         self.case = self._read()
         self._orders: dict[tuple[str, int], Order] = {}
         self._journal: Journal | None = None
+        self._of_runs: tuple[int, list[Difference]] = 0, []
         self.works = [self.run]
         self.document = self._blank()
 
@@ -203,7 +205,7 @@ class Upgrading(Search[Upgrade, Record]):
         self._compare()
 
     def _play_one(self, side: Side, index: int, deadlines: Deadlines) -> None:
-        case = self.case.model_copy(update={"server": self.sides[side]})
+        case = with_logprobs(self.case.model_copy(update={"server": self.sides[side]}))
         order = CaseRun(
             f"{side} {index}",
             f"{side}, {self.sides[side].label}, all of the traffic, {index} of 2",
@@ -245,7 +247,7 @@ class Upgrading(Search[Upgrade, Record]):
         environment = existing(spec_for(wanted.engine, wanted.release, self.options.device))
         if environment is None:
             return []
-        env = child_environment(help_text.WIDE)
+        env = child_environment({**wanted.env, **help_text.WIDE})
         for argv in help_text.commands(get_engine(wanted.engine), environment):
             try:
                 ended = subprocess.run(
@@ -348,7 +350,10 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _compare(self) -> None:
         """All differences, from what is known now."""
-        found = [*self.compared(), *map(difference, self._changes())]
+        made = sum(map(len, self.runs.values()))
+        if self._of_runs[0] != made:
+            self._of_runs = made, self.compared()
+        found = [*self._of_runs[1], *map(difference, self._changes())]
         before = {d.subject for d in self.document.matter}
         order = list(Area)
         self.document.differences = sorted(found, key=lambda d: order.index(d.area))
@@ -478,9 +483,7 @@ class Upgrading(Search[Upgrade, Record]):
         self.folder = campaign_folder(options, RUNS, DEFAULT_ROOT)
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
-        captured = read(
-            options.traffic, options.server, excerpt=options.excerpt, seed=options.seed
-        )
+        captured = read(options.traffic, options.server, excerpt=options.excerpt, seed=options.seed)
         case = captured.case.model_copy(update=server)
         self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)

@@ -10,8 +10,8 @@ from fuzz_sessions import server
 from grids import examples
 from hypothesis import given, strategies as st
 from mmrepro.failure.documents.replay import Learnt
-from mmrepro.search.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
 from mmrepro.runs.play.limits import BLOCK, CONTEXT, KV
+from mmrepro.search.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
 from mmrepro.search.fuzz.limits import Limits
 from mmrepro.search.fuzz.options import DIALECTS, Profile, dialect_of, under
 from mmrepro.search.fuzz.steering import ODDS, Switch, needed_by, offered

@@ -1,4 +1,4 @@
-"""What of the starts of two releases differs: options, defaults, settings, and whether it starts."""
+"""What of two releases' starts differs: options, defaults, settings, and whether they start."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def test_a_switch_is_no_renamed_value() -> None:
 
 def test_a_server_that_does_not_start() -> None:
     found = compared(helped("vllm-0.24.0"), helped("vllm-0.24.0"), failed="KeyError: 'x'")
-    assert found["starts"].matters and "KeyError: 'x'" in found["starts"].statement
+    assert found["starts"].matters
+    assert "KeyError: 'x'" in found["starts"].statement
 
 
 def test_a_start_that_fails_now_and_then_tells_nothing() -> None:
@@ -147,7 +148,8 @@ VLLM = (
 
 def test_the_configuration_in_the_log_of_vllm() -> None:
     found = configuration.read(["INFO something else", VLLM])
-    assert found["dtype"] == "torch.bfloat16" and found["max_seq_len"] == "512"
+    assert found["dtype"] == "torch.bfloat16"
+    assert found["max_seq_len"] == "512"
     assert found["kernel_config.ir_op_priority.rms_norm"] == "['native']"
     assert "CompilationMode.NONE" in found["compilation_config.mode"]
 
