@@ -86,7 +86,19 @@ class ServerCommand(Command):
 
 
 @dataclass(frozen=True)
-class ReplayCommand(ServerCommand):
+class TrafficCommand(ServerCommand):
+    """Options of a command that reads a recording, a trace or a profile."""
+
+    first: int | None = common.FIRST(None)
+    window: tuple[float, float] | None = common.WINDOW(None)
+
+    @property
+    def excerpt(self) -> Excerpt:
+        return Excerpt(self.first, *(self.window or ()))
+
+
+@dataclass(frozen=True)
+class ReplayCommand(TrafficCommand):
     """Options of ``mmrepro replay``; a replay that is continued reads its case in ``resume``."""
 
     COMMAND: ClassVar[str] = "replay"
@@ -125,8 +137,6 @@ class ReplayCommand(ServerCommand):
         least=1,
         most=256,
     )
-    first: int | None = common.FIRST(None)
-    window: tuple[float, float] | None = common.WINDOW(None)
     expect: tuple[str, ...] = option(
         (),
         "What an answer shall be: status=4xx, text=REGEX, tokens=<=8, same-as=non-streamed … "
@@ -150,10 +160,6 @@ class ReplayCommand(ServerCommand):
                 f"traffic, and {self.repeat} that confirm what it shows.",
                 hint=f"--budget {BUDGET}",
             )
-
-    @property
-    def excerpt(self) -> Excerpt:
-        return Excerpt(self.first, *(self.window or ()))
 
     def written(self) -> Self:
         """Name the whole server: what a case or the engine's scenarios have may change. A

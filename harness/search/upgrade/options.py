@@ -11,7 +11,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import ENGINE, LIMITS, option
 from mmrepro.runs.changes import CONFIDENCE, METRICS, thresholds
-from mmrepro.search.replay.options import NO_SERVER, ServerCommand
+from mmrepro.search.replay.options import NO_SERVER, TrafficCommand
 from mmrepro.traffic.case.model import ServerWanted
 
 BUDGET_S = 1800.0
@@ -19,7 +19,7 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class UpgradeCommand(ServerCommand):
+class UpgradeCommand(TrafficCommand):
     """Options of ``mmrepro upgrade``; a comparison that is continued reads its traffic in
     ``resume``."""
 
