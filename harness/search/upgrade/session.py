@@ -482,9 +482,7 @@ class Upgrading(Search[Upgrade, Record]):
         self.folder = campaign_folder(options, RUNS, DEFAULT_ROOT)
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
-        captured = read(
-            options.traffic, options.server, excerpt=options.excerpt, seed=options.seed
-        )
+        captured = read(options.traffic, options.server, excerpt=options.excerpt, seed=options.seed)
         case = captured.case.model_copy(update=server)
         self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)
