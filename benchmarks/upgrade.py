@@ -3,7 +3,7 @@
     python benchmarks/upgrade.py [--out FOLDER] [--same 60] [--slower 20] [--budget 5m] [--seed N]
 
 ``mmrepro upgrade`` on minivllm, in turn: against itself; against itself with each token delayed by
-5 %, and by 2 % (``planted/upgrade_server.py``). ``results.jsonl`` below ``--out`` has a line for each
+5 %, and by 2 % (``planted/upgrade_server.py``). ``results.jsonl`` in ``--out`` has a line for each
 comparison; what is there is not run again. The table says in how many nothing was found (exit 0), a
 difference that matters (1), or nothing could be told (3), and the median interval of the time
 between tokens. It needs two quiet cores. Takes about half a minute a comparison.
@@ -31,7 +31,7 @@ METRICS = ("ttft", "itl", "tpot", "latency", "throughput")
 def traffic(folder: Path, requests: int = 24) -> Path:
     """Streamed chats, some beside each other."""
     chance = random.Random(48)
-    words = "the cache of a block holds keys and values for tokens".split()
+    words = ["the", "cache", "of", "a", "block", "holds", "keys", "and", "values", "for", "tokens"]
     operations = [
         Operation(
             id=f"r{i + 1}",
