@@ -7,6 +7,7 @@ measured until the statistics are settled or the time is over.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import subprocess
 import uuid
@@ -415,8 +416,8 @@ class Upgrading(Search[Upgrade, Record]):
         super().begin(campaign)
         options = self.options
         decides = {
-            "old": options.server.model_dump_json(),
-            "new": options.new_server.model_dump_json(),
+            "old": _digest(options.server),
+            "new": _digest(options.new_server),
             "--seed": str(options.seed),
             "--at-once": str(options.at_once),
             "--interleave": options.interleave,
@@ -510,6 +511,13 @@ class Upgrading(Search[Upgrade, Record]):
             interleaved=_interleaved(options),
             host=host_facts(),
         )
+
+
+def _digest(server: ServerWanted) -> str:
+    """What a journal keeps of a server: paths and secrets of it would be written without what
+    makes them out."""
+    whole = server.model_dump_json().encode()
+    return f"{server.label}, {hashlib.sha256(whole).hexdigest()[:12]}"
 
 
 def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:

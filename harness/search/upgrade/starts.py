@@ -208,7 +208,7 @@ def _kind(what: str, names: Sequence[str]) -> Iterator[Difference]:
         area=Area.START,
         subject=what,
         outcome=Outcome.DIFFERENCE,
-        statement=f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}.",
+        statement=f"{what[0].upper()}{what[1:]} ({len(names)}): {', '.join(names[:SHOWN])}{more}.",
         evidence=list(names),
     )
 
