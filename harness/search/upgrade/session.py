@@ -416,6 +416,7 @@ class Upgrading(Search[Upgrade, Record]):
         super().begin(campaign)
         options = self.options
         decides = {
+            # Digests: what is written down is redacted, and is held against what is asked.
             "old": _digest(options.server),
             "new": _digest(options.new_server),
             "--seed": str(options.seed),
@@ -528,3 +529,7 @@ def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
     spec = spec_for(options.server.engine, options.server.release, options.device)
     room = psutil.virtual_memory().available >= TOGETHER_BYTES
     return "requests" if spec.device == "cpu" and not engine.idle_loops and room else "servers"
+
+
+def _digest(server: ServerWanted) -> str:
+    return hashlib.sha256(server.model_dump_json().encode()).hexdigest()[:12]
