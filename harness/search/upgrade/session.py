@@ -529,7 +529,3 @@ def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
     spec = spec_for(options.server.engine, options.server.release, options.device)
     room = psutil.virtual_memory().available >= TOGETHER_BYTES
     return "requests" if spec.device == "cpu" and not engine.idle_loops and room else "servers"
-
-
-def _digest(server: ServerWanted) -> str:
-    return hashlib.sha256(server.model_dump_json().encode()).hexdigest()[:12]
