@@ -46,13 +46,6 @@ def compare(
     return found
 
 
-def repeat_wanted(old: Sequence[SideRun], new: Sequence[SideRun], *, case: Case) -> bool:
-    """Whether another run of each side would settle what one run alone shows."""
-    if not (old and new):
-        return False
-    return any(one.outcome is Outcome.UNTOLD for one in compare(old, new, case=case))
-
-
 @dataclass(frozen=True)
 class _Finding:
     """One failure: runs of each side that show it."""

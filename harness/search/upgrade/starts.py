@@ -21,6 +21,7 @@ from mmrepro.failure.documents.upgrade import (
 )
 from mmrepro.search.upgrade.configuration import fields
 from mmrepro.traffic.case.model import ServerWanted
+from pydantic import JsonValue
 
 ALIKE_TEXT, ALIKE_NAME = 0.75, 0.8
 """Shares (difflib's ratio) of a help text, or of a name, from which on two options may be one."""
@@ -207,7 +208,7 @@ def _kind(what: str, names: Sequence[str]) -> Iterator[Difference]:
         area=Area.START,
         subject=what,
         outcome=Outcome.DIFFERENCE,
-        statement=f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}.",
+        statement=f"{what[0].upper()}{what[1:]} ({len(names)}): {', '.join(names[:SHOWN])}{more}.",
         evidence=list(names),
     )
 
@@ -302,10 +303,10 @@ def _short(value: str | None) -> str:
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 
-def _facts(option: OptionSeen | None) -> dict[str, str | list[str] | None] | None:
+def _facts(option: OptionSeen | None) -> JsonValue:
     if option is None:
         return None
-    return {"name": option.name, "default": option.default, "choices": option.choices}
+    return {"name": option.name, "default": option.default, "choices": [*option.choices]}
 
 
 def _untold(subject: str, statement: str) -> Difference:
