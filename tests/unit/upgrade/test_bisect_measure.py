@@ -208,11 +208,21 @@ def test_options_are_checked() -> None:
         BisectCommand(scenario="mine", measure="ttft", worse="much")
     with pytest.raises(UsageError, match="--measure runs by itself"):
         BisectCommand(scenario="mine", measure="ttft", jobs=2)
+    with pytest.raises(UsageError, match="--engine is for the traffic of --measure"):
+        BisectCommand(scenario="mine", engine="vllm")
+    with pytest.raises(UsageError, match="ghost-key-eviction is a failure"):
+        traffic(BisectCommand(scenario="ghost-key-eviction", measure="ttft"))
 
 
 def test_traffic_without_a_server_of_its_own() -> None:
-    what = traffic(BisectCommand(scenario="chat", measure="ttft", engine="minivllm"))
+    asked = BisectCommand(
+        scenario="chat", measure="ttft", engine="minivllm", server_args=("--num-blocks=9",)
+    )
+    what = traffic(asked)
     assert what.scenario.engine == "minivllm"
+    assert what.case.server.args == ["--num-blocks=9"]
+    with pytest.raises(UsageError, match="--engine says which engine"):
+        traffic(replace(asked, engine=""))
     assert what.title == "minivllm 0.1: 200 requests of chat"
 
 
