@@ -195,7 +195,9 @@ class Upgrading(Search[Upgrade, Record]):
         """All of the traffic, twice on each side."""
         kept = {(r.run.side, r.run.index): r.run for r in self._kept if isinstance(r, Ran)}
         works: list[Callable[[], object]] = []
-        for side, index in PLAYS if self.options.seed % 2 == 0 else PLAYS[::-1]:
+        other: dict[Side, Side] = {"old": "new", "new": "old"}
+        for first, index in PLAYS:
+            side = other[first] if self.options.seed % 2 else first
             if (side, index) in kept:
                 self._ran(kept[side, index], kept=True)
             else:
@@ -286,7 +288,8 @@ class Upgrading(Search[Upgrade, Record]):
     # ------------------------------------------------------------------ blocks
 
     def _measure(self) -> None:
-        kept = {line.block.index: line.block for line in self._kept if _is_block(line)}
+        lines = (line for line in self._kept if isinstance(line, MeasuredLine))
+        kept = {line.block.index: line.block for line in lines}
         broken = 0
         for look in LOOKS:
             wanted = range(len(self.blocks) + 1, look + 1)
@@ -510,6 +513,7 @@ class Upgrading(Search[Upgrade, Record]):
         )
 
 
+<<<<<<< HEAD
 def _digest(server: ServerWanted) -> str:
     """What a journal keeps of a server: paths and secrets of it would be written without what
     makes them out."""
@@ -521,6 +525,8 @@ def _is_block(line: Line) -> bool:
     return isinstance(line, MeasuredLine)
 
 
+=======
+>>>>>>> ws-u1
 def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
     """``requests`` where both servers can live at once, and an idle one does not compute."""
     if options.interleave != "auto":
