@@ -513,7 +513,6 @@ class Upgrading(Search[Upgrade, Record]):
         )
 
 
-<<<<<<< HEAD
 def _digest(server: ServerWanted) -> str:
     """What a journal keeps of a server: paths and secrets of it would be written without what
     makes them out."""
@@ -521,12 +520,6 @@ def _digest(server: ServerWanted) -> str:
     return f"{server.label}, {hashlib.sha256(whole).hexdigest()[:12]}"
 
 
-def _is_block(line: Line) -> bool:
-    return isinstance(line, MeasuredLine)
-
-
-=======
->>>>>>> ws-u1
 def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
     """``requests`` where both servers can live at once, and an idle one does not compute."""
     if options.interleave != "auto":
