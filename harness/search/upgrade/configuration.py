@@ -62,7 +62,7 @@ def _flat(node: ast.expr, name: str) -> Iterator[tuple[str, str]]:
     elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
         for key, value in zip(node.keys, node.values, strict=True):
             assert isinstance(key, ast.Constant)
-            yield from _flat(value, f"{dot}{key.value!s}")
+            yield from _flat(value, dot + str(key.value))
         if not node.keys:
             yield name, "{}"
     else:

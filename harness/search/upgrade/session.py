@@ -416,6 +416,7 @@ class Upgrading(Search[Upgrade, Record]):
         super().begin(campaign)
         options = self.options
         decides = {
+            # Digests: what is written down is redacted, and is held against what is asked.
             "old": _digest(options.server),
             "new": _digest(options.new_server),
             "--seed": str(options.seed),
