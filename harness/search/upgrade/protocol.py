@@ -71,7 +71,7 @@ def _add(value: Any, path: str, found: dict[str, set[str]], depth: int) -> None:
     elif isinstance(value, dict):
         named = len(value) <= MOST_KEYS and all(map(_NAME.fullmatch, value))
         # The likeliest tokens of a plain completion are keys, and a token may read as a name.
-        named = named and not path.endswith("top_logprobs[]")
+        named = named and (not path.endswith("top_logprobs[]") or "logprob" in value)
         for key, one in value.items():
             inner = key if named else "*"
             _add(one, f"{path}.{inner}" if path else inner, found, depth + 1)

@@ -174,6 +174,11 @@ def test_tokens_as_keys_are_data() -> None:
     }
 
 
+def test_the_likeliest_tokens_of_a_chat_have_fields() -> None:
+    told = {"top_logprobs": [{"token": "a", "logprob": -1.0}]}
+    assert fields_of(json.dumps(told).encode())["top_logprobs[].token"] == ["string"]
+
+
 def test_headers_that_a_client_may_go_by() -> None:
     headers = {
         "Content-Type": "text/event-stream; charset=utf-8",
