@@ -399,7 +399,10 @@ class Upgrading(Search[Upgrade, Record]):
         if not any(d.metric for d in document.differences) and all(
             run.started for run in document.runs
         ):
-            why = self.blocks[-1].error if self.blocks else "no block was measured"
+            few = f"{len(blocks)} blocks were measured, too few for an interval"
+            why = (
+                few if blocks else self.blocks[-1].error if self.blocks else "nothing was measured"
+            )
             untold = Difference(
                 area=Area.SPEED, subject="times", outcome=Outcome.UNTOLD, statement=why
             )
