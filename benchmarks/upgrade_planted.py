@@ -33,7 +33,8 @@ class Plant:
     """A change, and what of the document names it.
 
     Attributes:
-        area, words: of a difference that names it: its area, and a part of subject or statement.
+        area, words: of a difference that names it: its area (or several, by commas), and a part
+            of subject or statement.
         server: options of both sides; ``new_server``: further ones of NEW.
         matters: whether it must decide the exit code.
     """
@@ -58,7 +59,7 @@ PLANTS = (
     Plant("an unused option gone", "start", OPTION, env=_GONE, matters=False),
     _plugged("a field renamed", "protocol", "created_at"),
     _plugged("one token", "answers", "differ, NEW against OLD"),
-    _plugged("a leak", "memory", ""),
+    _plugged("a leak", "failures,memory", "memory"),
     _plugged("half the KV cache", "memory", ""),
     _plugged("a finish reason", "protocol", "max_tokens in place of length"),
 )
@@ -127,7 +128,7 @@ def judged(plant: Plant, document: dict) -> tuple[list[str], list[str]]:
         if one["outcome"] != "difference" or one["area"] == "speed":
             continue
         text = f"{one['subject']}: {one['statement']}"
-        if plant.area == one["area"] and plant.words in text:
+        if one["area"] in plant.area.split(",") and plant.words in text:
             named.append(text)
         else:
             others.append(text)

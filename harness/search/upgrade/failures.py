@@ -77,7 +77,7 @@ def _stated(one: _Finding, old: int, new: int) -> Difference:
     said, kind = one.sighting.said, one.sighting.finding_class
     counts = f"{one.new} of {new} runs of NEW and {one.old} of {old} of OLD"
     if one.old and one.new:
-        outcome, words = Outcome.NONE, f"Both sides fail ({counts}): {said}"
+        outcome, words = Outcome.NONE, f"Both sides show it ({counts}): {said}"
     elif max(one.old, one.new) < REPEATED or min(old, new) < REPEATED:
         outcome, words = Outcome.UNTOLD, f"Not repeated often enough ({counts}): {said}"
     else:

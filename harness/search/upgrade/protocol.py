@@ -71,7 +71,7 @@ def _add(value: Any, path: str, found: dict[str, set[str]], depth: int) -> None:
     elif isinstance(value, dict):
         named = len(value) <= MOST_KEYS and all(map(_NAME.fullmatch, value))
         # The likeliest tokens of a plain completion are keys, and a token may read as a name.
-        named = named and not path.endswith("top_logprobs[]")
+        named = named and (not path.endswith("top_logprobs[]") or "logprob" in value)
         for key, one in value.items():
             inner = key if named else "*"
             _add(one, f"{path}.{inner}" if path else inner, found, depth + 1)
@@ -198,14 +198,14 @@ def _fields(name: str, group: Sequence[_Pair]) -> Iterator[_Change]:
 
     for path, hits in gone.items():
         before, other = _types(hits, 0, path), _perhaps(path, hits, added)
-        header = path.startswith(HEADER)
-        held = before != "null" and not header
+        empty = _empty(hits, path)
         said = f"{path} is gone from {{many}}"
         if other is not None:
             del added[other]
             said += f"; {other}, perhaps the same, is in its place"
-        said += "." if held or header else "; it was always null."
-        yield _Change(path, said, many(hits), hits, before, other, held)
+        said += f"; it was always {empty}." if empty else "."
+        matters = not empty and not path.startswith(HEADER)
+        yield _Change(path, said, many(hits), hits, before, other, matters)
     for path, hits in added.items():
         said = f"{path} is new in {{many}}."
         yield _Change(path, said, many(hits), hits, None, _types(hits, 1, path))
@@ -217,6 +217,17 @@ def _fields(name: str, group: Sequence[_Pair]) -> Iterator[_Change]:
                 matters = path == f"{HEADER}content-type"
             said = f"{path} is {after} in place of {before} in {{many}}."
             yield _Change(path, said, many(hits), hits, before, after, matters)
+
+
+def _empty(hits: Sequence[_Pair], path: str) -> str:
+    """What a field of OLD always was that held nothing: ``null``, or ``empty``; "": it held
+    something."""
+    kinds = {kind for pair in hits for kind in pair.types(0, path)}
+    if kinds == {"null"}:
+        return "null"
+    forms = [form for pair in hits for form in pair.fields[0]]
+    held = any(one.startswith((f"{path}[]", f"{path}.")) for form in forms for one in form)
+    return "" if held or not kinds <= {"array", "object", "null"} else "empty"
 
 
 def _missing(path: str, group: Sequence[_Pair], there: int) -> list[_Pair]:

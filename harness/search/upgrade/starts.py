@@ -158,7 +158,10 @@ def _listed(
         for alias in (one.name, *one.aliases)
         if alias not in there
     ]
-    defaults = [words for a, b in both for words in _defaults(a, b)]
+    changed = [one for a, b in both for one in _defaults(a, b)]
+    # None is "not given": the engine may still come to the value that it was.
+    open_ones = [words for words, *values in changed if "None" in values]
+    defaults = [words for words, *values in changed if "None" not in values]
     dropped = [
         (b.name, lost)
         for a, b in both
@@ -178,26 +181,29 @@ def _listed(
         [f"{name} {value or '(a switch)'}" for name, value in switches],
     )
     yield from _kind("defaults changed", defaults)
+    yield from _kind("defaults that one side leaves to the engine", open_ones)
     yield from _kind("values gone", [f"{name}: {', '.join(lost)}" for name, lost in dropped])
     yield from _kind("values added", [f"{name}: {', '.join(won)}" for name, won in more])
     yield from _kind("options added", [one.name for one in added if one.name not in renamed])
-    if was.keys() == there.keys() and not (defaults or dropped or more or switches):
+    if was.keys() == there.keys() and not (changed or dropped or more or switches):
         statement = f"Both list the same {len(before)} options, with the same defaults and values."
         yield Difference(
             area=Area.START, subject="options", outcome=Outcome.NONE, statement=statement
         )
 
 
-def _defaults(a: OptionSeen, b: OptionSeen) -> Iterator[str]:
-    """What changed of an option's default; of one with fields those that both have."""
+def _defaults(a: OptionSeen, b: OptionSeen) -> Iterator[tuple[str, str, str]]:
+    """What changed of an option's default, in words and both values; of one with fields those that
+    both have."""
     if a.default is None or b.default is None or _plain(a.default) == _plain(b.default):
         return
     was, there = fields(a.default), fields(b.default)
     for name in sorted(was.keys() & there.keys()):
         if _plain(was[name]) != _plain(there[name]):
-            yield f"{b.name}.{name} {_short(was[name])} → {_short(there[name])}"
+            words = f"{b.name}.{name} {_short(was[name])} → {_short(there[name])}"
+            yield words, was[name], there[name]
     if not (was and there):
-        yield f"{b.name} {_short(a.default)} → {_short(b.default)}"
+        yield f"{b.name} {_short(a.default)} → {_short(b.default)}", a.default, b.default
 
 
 def _kind(what: str, names: Sequence[str]) -> Iterator[Difference]:

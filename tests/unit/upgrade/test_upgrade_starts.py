@@ -53,6 +53,13 @@ def test_two_releases_of_vllm() -> None:
     assert not any(one.matters for one in found.values())
 
 
+def test_a_default_that_is_left_to_the_engine_need_not_be_another() -> None:
+    """vLLM 0.32.0 lists None for --disable-cascade-attn, and its ModelConfig still says True."""
+    before = [OptionSeen(name="--disable-cascade-attn", default="True")]
+    after = [OptionSeen(name="--disable-cascade-attn", default="None")]
+    assert [*compared(before, after)] == ["defaults that one side leaves to the engine"]
+
+
 def test_an_option_that_the_command_uses_and_new_lacks_matters() -> None:
     found = compared(
         helped("vllm-0.24.0"),

@@ -24,7 +24,12 @@ def body_of(record: RequestRecord) -> dict[str, Any]:
     choices = [
         {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "reasoning": None},
+            "message": {
+                "role": "assistant",
+                "content": choice.text,
+                "reasoning": None,
+                "calls": [],
+            },
             "finish_reason": choice.finish_reason,
             "logprobs": {"content": [{"token": t, "logprob": -0.5} for t in choice.tokens]},
         }
