@@ -43,7 +43,7 @@ def bisect(asked: BisectCommand) -> None:
     from mmrepro.reports.documents import keep
     from mmrepro.search.replay.bisected import BisectingCase
 
-    case, loaded = _measured(asked) if asked.measure else _what(asked)
+    case, loaded = _what(asked)
     if asked.by == "commit":
         use_index(asked.index)
     field = field_of(loaded, asked)
@@ -119,13 +119,6 @@ def bisect_run(asked: BisectRunCommand) -> None:
     raise typer.Exit(made.exit_code)
 
 
-def _measured(asked: BisectCommand) -> tuple[Subject, Scenario]:
-    from mmrepro.search.upgrade.bisected import traffic
-
-    case = traffic(asked)
-    return case, case.scenario
-
-
 def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     """The case that is meant, if it is one, and the scenario, or what stands for one.
 
@@ -136,10 +129,17 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.search.replay.bisected import subject
 
-    case = subject(asked.scenario)
+    if getattr(asked, "measure", ""):
+        from mmrepro.search.upgrade.bisected import traffic
+
+        case: Subject | None = traffic(asked)
+    else:
+        case = subject(asked.scenario)
     if case is None:
         return None, load_scenario(asked.scenario).with_variant(asked.variant)
-    own = ("variant", "mitigations", "options", "server_args")
+    own = ["variant", "mitigations", "options"]
+    if case.contents is None:  # a recording has no server of its own
+        own.append("server_args")
     names = {one.field: one.name for one in declared(type(asked))}
     for name in own:
         if getattr(asked, name):

@@ -85,6 +85,8 @@ class BisectCommand(SeveralRuns):
             raise UsageError("--resume needs the folder to go on with.", hint="--resume --out DIR")
         if self.measure:
             self._check_measure()
+        elif self.engine:
+            raise UsageError("--engine is for the traffic of --measure.", hint="--measure tpot")
         if not 0.5 <= self.confidence < 1:
             raise UsageError(
                 f"--confidence {self.confidence:g} is not a probability from 0.5 to below 1.",

@@ -28,6 +28,7 @@ from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.documents.upgrade import UPGRADE_FILE, Upgrade
 from mmrepro.failure.signature import Outcome
 from mmrepro.runs.changes import FEWEST, Metric
+from mmrepro.scenario.registry import scenario_names
 from mmrepro.search.replay.bisected import BisectingCase, Subject, subject
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade.options import UpgradeCommand
@@ -46,8 +47,20 @@ def traffic(asked: BisectCommand) -> Subject:
     """What is sent to each point. Raises UsageError: no such traffic, or no engine."""
     if (known := subject(asked.scenario)) is not None:
         return known
+    if asked.scenario in scenario_names():
+        raise UsageError(
+            f"{asked.scenario} is a failure: a metric is measured under traffic.",
+            hint=f"mmrepro bisect night.har --engine vllm --measure {asked.measure}",
+        )
+    if not asked.engine:
+        raise UsageError(
+            "--engine says which engine the traffic is played on.",
+            hint=f"mmrepro bisect {asked.scenario} --measure {asked.measure} --engine vllm",
+        )
     place = Path(asked.scenario)
-    named = {"engine": asked.engine} if asked.engine else {}
+    named: dict[str, object] = {"engine": asked.engine}
+    if asked.server_args:
+        named["args"] = list(asked.server_args)
     captured = read(place, server_wanted(place, None, named))
     return Subject(place, captured.case, place.parent, contents=captured.contents)
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cloned import KERNELS, Clone
 from made_up_replay import ghost_case
 from matrix_nights import FakeProvisions
 from mmrepro.base.errors import UsageError
@@ -21,9 +22,13 @@ from mmrepro.campaign.bisect.measured import Reading, differ, is_step, reading
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import field_of
 from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.cluster import where
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces
+from mmrepro.cli.app import app
 from mmrepro.cli.bisect import exit_code
+from mmrepro.engines.environments.source import blob, read_tree
+from mmrepro.engines.environments.spec import TreeLabel
 from mmrepro.failure.documents.ledger import Attempt, Measured
 from mmrepro.failure.documents.searches import Bisection, Point, PointVerdict
 from mmrepro.failure.documents.stored import document_json
@@ -32,6 +37,7 @@ from mmrepro.reports.bisection import KIND
 from mmrepro.reports.documents import keep
 from mmrepro.search.upgrade.bisected import BisectingMetric, traffic
 from mmrepro.traffic.case.files import write_case
+from typer.testing import CliRunner
 
 RELEASES = [f"0.{minor}.0" for minor in range(11, 19)]
 CASE = ghost_case()
@@ -59,6 +65,8 @@ class World:
         argv = made.argv(out=folder, json=True)
         self.typed.append(argv)
         old, new = argv[1:3]
+        if TreeLabel.of(new) is not None:
+            self.slower = {one: float(state_of(one)) for one in (old, new)}
         change = math.log1p(self.slower[new]) - math.log1p(self.slower[old])
         change = change if self.metric != "throughput" else -change
         blocks = []
@@ -81,6 +89,13 @@ class World:
         )
         (folder / UPGRADE_FILE).write_text(document_json(document))
         return 0, ""
+
+
+def state_of(release: str) -> str:
+    """What ``state.py`` of a tree says."""
+    label = TreeLabel.of(release)
+    assert label is not None
+    return blob(read_tree(label.digest).files["state.py"]).read_text()
 
 
 Bisect = Callable[..., tuple[Bisection, World]]
@@ -201,6 +216,28 @@ def test_a_metric_that_was_fixed(bisect: Bisect) -> None:
     assert {argv[1] for argv in world.typed} == {RELEASES[-1]}, "the good end is the newest"
 
 
+def test_the_commit_of_a_clone_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World({})
+    monkeypatch.setattr(Trials, "_child", lambda *given: world.child(*given))
+    monkeypatch.setattr(where, "Provisions", lambda *rest: FakeProvisions())
+    clone = Clone(tmp_path / "tree")
+    states = ("0", "0.001", "0", "0.05", "0.051", "0.05")
+    made = [clone.commit(f"c{n}", state=text, other=f"{n}") for n, text in enumerate(states)]
+    write_case(CASE, tmp_path / "mine")
+    words = [
+        *("bisect", "mine", "--device", "cpu", "--measure", "tpot", "--json"),
+        *("--source", str(clone.path), "--kernels", KERNELS),
+    ]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)["introduced"]
+    assert (found["first_bad"], found["verified"]) == (made[3], True)
+    assert f"moved in {made[3][:12]}: against {made[0][:12]} it is" in found["explanation"]
+    assert {argv[0] for argv in world.typed} == {"upgrade"}
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match="no metric 'ttfd'"):
         BisectCommand(scenario="mine", measure="ttfd")
@@ -208,11 +245,21 @@ def test_options_are_checked() -> None:
         BisectCommand(scenario="mine", measure="ttft", worse="much")
     with pytest.raises(UsageError, match="--measure runs by itself"):
         BisectCommand(scenario="mine", measure="ttft", jobs=2)
+    with pytest.raises(UsageError, match="--engine is for the traffic of --measure"):
+        BisectCommand(scenario="mine", engine="vllm")
+    with pytest.raises(UsageError, match="ghost-key-eviction is a failure"):
+        traffic(BisectCommand(scenario="ghost-key-eviction", measure="ttft"))
 
 
 def test_traffic_without_a_server_of_its_own() -> None:
-    what = traffic(BisectCommand(scenario="chat", measure="ttft", engine="minivllm"))
+    asked = BisectCommand(
+        scenario="chat", measure="ttft", engine="minivllm", server_args=("--num-blocks=9",)
+    )
+    what = traffic(asked)
     assert what.scenario.engine == "minivllm"
+    assert what.case.server.args == ["--num-blocks=9"]
+    with pytest.raises(UsageError, match="--engine says which engine"):
+        traffic(replace(asked, engine=""))
     assert what.title == "minivllm 0.1: 200 requests of chat"
 
 
