@@ -43,7 +43,7 @@ def traffic(folder: Path, requests: int = 24) -> Path:
                 "stream_options": {"include_usage": True},
             },
             stream=True,
-            at_s=i * 0.12,
+            at_s=i * 0.075,
         )
         for i in range(requests)
     ]

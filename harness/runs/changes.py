@@ -75,10 +75,10 @@ _LESS_MORE, _MORE_LESS = ("lower", "higher"), ("higher", "lower")
 METRICS: Final = {
     one.name: one
     for one in (
-        Metric("ttft", "TTFT, median", "s", threshold=0.05, decides=True),
+        Metric("ttft", "TTFT, median", "s", threshold=0.1, decides=True),
         Metric("itl", "inter-token latency, median", "s", threshold=0.03, decides=True),
         Metric("tpot", "TPOT, median", "s", threshold=0.03, decides=True),
-        Metric("latency", "latency, median", "s", threshold=0.03, decides=True),
+        Metric("latency", "latency, median", "s", threshold=0.05, decides=True),
         Metric(
             *("throughput", "throughput at saturation", "tokens/s", "lower"),
             verbs=_LESS_MORE,

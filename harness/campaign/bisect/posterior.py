@@ -24,7 +24,9 @@ FALSE_ALARM = 0.002
 """A run shows the failure, signature and all, where it is not."""
 MASKED = 0.01
 """Of the runs that do not show a failure that is there: those that end in another one."""
-SURE: Any = (np.array([ALWAYS]), np.array([1.0]))
+SLIP = 1e-4
+"""A measurement is of something else than it says."""
+SURE: Any = (np.array([1 - SLIP]), np.array([1.0]))
 """Rates and their prior where a point always shows what it has: a metric."""
 DECLARED_WEIGHT = 0.3
 """Prior of the declared boundary, where there is one; the rest is uniform."""
@@ -113,7 +115,7 @@ def _there(one: Counts, rates: Floats) -> Floats:
 
 def _gone(one: Counts) -> float:
     if one.odds is not None:
-        return float(np.log(_measured(np.array([FALSE_ALARM]), one.odds))[0])
+        return float(np.log(_measured(np.array([SLIP]), one.odds))[0])
     return float(one.bad * np.log(FALSE_ALARM) + (one.good + one.other) * np.log(1 - FALSE_ALARM))
 
 

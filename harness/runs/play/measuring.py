@@ -40,8 +40,8 @@ from mmrepro.traffic.drive import Picture
 if TYPE_CHECKING:
     from mmrepro.runs.play.player import Player
 
-IDLE_S, PART_S = 0.5, 2.0
-"""A recording is cut where nothing was sent for so long, or after so long."""
+IDLE_S = 0.5
+"""A recording is cut where nothing was sent for so long."""
 PART_REQUESTS = 12
 """Of a part of traffic without times."""
 ANSWER_S = 600.0
@@ -107,13 +107,14 @@ class Sample:
 # ---------------------------------------------------------------------------------- the parts
 
 
-def parts(case: Case) -> list[Case]:
-    """The traffic cut where nothing is under way, so that each part can be sent by itself."""
+def parts(case: Case, part_s: float) -> list[Case]:
+    """The traffic cut where nothing was sent for a while, or after ``part_s``; each part can be
+    sent by itself."""
     ids: list[list[str]] = []
     began = last = -math.inf
     for op in case.operations:
         at = op.at_s
-        late = at is not None and (at - last > IDLE_S or at - began > PART_S)
+        late = at is not None and (at - last > IDLE_S or at - began >= part_s)
         many = at is None and bool(ids) and len(ids[-1]) >= PART_REQUESTS
         if not ids or late or many:
             ids.append([])
@@ -271,7 +272,7 @@ class _Block:
     ) -> None:
         self.player, self.wanted, self.folder, self.order = player, wanted, folder, order
         self.pictures = pictures(wanted.case, wanted.contents)
-        recorded = [part.operations for part in parts(wanted.case)]
+        recorded = [part.operations for part in parts(wanted.case, wanted.part_s)]
         crowds = saturated(wanted.case, wanted.at_once)
         chance.shuffle(recorded)
         chance.shuffle(crowds)
@@ -388,11 +389,7 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
     for suffix, which in (("", "recorded"), ("-saturated", "saturated")):
         pairs = _pairs(old.timings[which], new.timings[which])  # type: ignore[index]
         for name in ("ttft", "itl", "tpot", "latency"):
-            both = [
-                (a, b)
-                for one, other in pairs
-                if (a := getattr(one, name)) and (b := getattr(other, name))
-            ]
+            both = [both for pair in pairs for both in _values(name, *pair)]
             if not both or name + suffix not in METRICS:
                 continue
             before, after = ([pair[side] for pair in both] for side in (0, 1))
@@ -412,6 +409,15 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
         note("throughput", statistics.median(old.rates), statistics.median(new.rates), ratio)
     for name in old.values.keys() & new.values.keys():
         note(name, old.values[name], new.values[name], None)
+
+
+def _values(name: str, old: Timing, new: Timing) -> list[tuple[float, float]]:
+    """The pairs of one request: of the times between its tokens each by its place, where both
+    answers came in as many pieces."""
+    if name == "itl" and len(old.gaps) == len(new.gaps):
+        return [(a, b) for a, b in zip(old.gaps, new.gaps, strict=True) if a > 0 and b > 0]
+    before, after = getattr(old, name), getattr(new, name)
+    return [(before, after)] if before and after else []
 
 
 def _pairs(

@@ -58,6 +58,7 @@ class Measuring:
             and which side is first.
         together: both servers live at once, and parts of the traffic are sent to them in turn; else
             one server follows the other.
+        part_s: a part of the traffic is as long, where the recording was never idle.
         seconds: of traffic on each side, half of it at the recorded times, half at saturation.
         at_once: requests that are under way at saturation.
     """
@@ -69,6 +70,7 @@ class Measuring:
     index: int = 1
     seed: int = 0
     together: bool = True
+    part_s: float = 2.0
     seconds: float = 2.0
     at_once: int = 8
 

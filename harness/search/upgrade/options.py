@@ -77,7 +77,7 @@ class UpgradeCommand(TrafficCommand):
         "May be repeated.",
         "[METRIC=]PERCENT",
         LIMITS,
-        shown="3% of tokens and latency, 5% of TTFT and throughput …",
+        shown="3% of tokens, 5% of latency and throughput, 10% of TTFT …",
     )
     only: str = option("", "Measure this metric alone; answers are not compared.", "METRIC", LIMITS)
     confidence: float = option(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import statistics
 import subprocess
 import uuid
 from collections.abc import Callable, Sequence
@@ -78,6 +79,8 @@ HELP_S = 180.0
 LEAST_S, MOST_S = 2.0, 60.0
 """Seconds of traffic of a block on each side, at least and at most; between them, as long as two
 starts take."""
+PARTS_S, ANSWERS = (0.5, 30.0), 5.0
+"""Seconds of a part, at least and at most; between them, as long as so many answers take."""
 BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
 PLAYS: tuple[tuple[Side, int], ...] = (("old", 1), ("new", 1), ("new", 2), ("old", 2))
@@ -320,11 +323,19 @@ class Upgrading(Search[Upgrade, Record]):
             index=index,
             seed=self.options.seed,
             together=self.document.interleaved == "requests",
+            part_s=min(PARTS_S[1], max(PARTS_S[0], ANSWERS * self._answer_s())),
             seconds=seconds,
             at_once=self.options.at_once,
         )
         place = f"{BLOCKS_DIR}/{index:03d}"
         return MeasureRun("block", "old and new in turn, block", self.servers, measuring, place)
+
+    def _answer_s(self) -> float:
+        """What an answer takes."""
+        played = [run.played for some in self.runs.values() for run in some if run.played]
+        took = [r.latency_s for one in played for r in one.evidence.requests if r.answered]
+        took += [block.old["latency"] for block in self.blocks if "latency" in block.old]
+        return statistics.median(took) if took else 1.0
 
     def _took(self, block: Block, *, kept: bool) -> None:
         self.blocks.append(block)
