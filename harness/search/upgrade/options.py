@@ -45,7 +45,7 @@ class UpgradeCommand(TrafficCommand):
     release: str = ""
     shrink: bool = True
     repeat: int = 2
-    tree: str = common.SOURCE("", help="In place of OLD: " + common.SOURCE.help[21:])
+    tree: str = common.SOURCE("", help=common.SOURCE.help.replace("a release", "OLD", 1))
     new_tree: str = common.SOURCE("", name="--new-source", help="The same in place of NEW.")
     server_words: str = option(
         "", "Options of the server, as they are typed.", "OPTIONS", ENGINE, name="--server"

@@ -300,7 +300,8 @@ def _reasons(pairs: Sequence[_Pair]) -> Iterator[Difference]:
     changed: dict[tuple[str, str], list[_Pair]] = {}
     for pair in pairs:
         before, after = (_ends(records) for records in pair.records)
-        if before and after and before != after and (pair.same or after not in _ends_of(FINISHES)):
+        unknown = {*after.split(", ")} - {*FINISHES, "None"}
+        if before and after and before != after and (pair.same or unknown):
             changed.setdefault((before, after), []).append(pair)
     for (before, after), hits in changed.items():
         said = f"The finish reason is {after} in place of {before} in {len(hits)} answers"
@@ -315,10 +316,6 @@ def _ends(records: Sequence[RequestRecord]) -> str:
         for record in records
     }
     return told.pop() if len(told) == 1 else ""
-
-
-def _ends_of(reasons: Iterable[str]) -> set[str]:
-    return {*reasons, "None"}
 
 
 _COUNTS: tuple[tuple[str, Callable[[RequestRecord], int | None], bool], ...] = (

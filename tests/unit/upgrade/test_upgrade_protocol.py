@@ -98,6 +98,17 @@ def test_a_reason_to_end() -> None:
     assert "6 answers with the same text" in one.statement
 
 
+def test_several_sampled_answers_that_end_otherwise_say_nothing() -> None:
+    """vLLM 0.24.0 beside 0.23.0: of two sampled answers one was longer."""
+    case = case_of([operation("r1", n=2, temperature=0.8)])
+
+    def shorter(record: RequestRecord, body: dict[str, Any]) -> None:
+        record.choices[1].text, record.choices[1].finish_reason = "ab", "stop"
+
+    (found,) = protocol.compare(*sides(case, answer, shorter), case=case)
+    assert found.outcome is Outcome.NONE
+
+
 def test_token_counts() -> None:
     (one,) = compared(longer_prompts)
     assert one.subject == "usage.prompt_tokens"
