@@ -29,6 +29,10 @@ LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
     PointVerdict.BOTH: ("± both", "unsure", "lost"),
 }
 """Of each verdict: its mark and words, its tone, the class of its dot."""
+MEASURED: Final = (
+    "✘ bad: the metric moved there as far as at the bad end. ✔ good: it did not. ±: that is left "
+    "open. ?: nothing was measured."
+)
 LEGEND: Final = (
     "✘ bad: reproduced, with symptom and cause. ✔ good: not reproduced, although the trigger "
     "arrived and the engine works after it. ≠: a different failure. ?: untestable; no run reached "
@@ -40,7 +44,9 @@ def compose(bisection: Bisection) -> b.Page:
     found = bisection.sides
     answers = "; ".join(answer(bisection, direction, side) for direction, side in found)
     stand_ins = ((one, "") for one in bisection.stand_ins)
-    over = f"{words.scenario_name(bisection.scenario)} over {bisection.engine} {bisection.by}s"
+    what = f"{bisection.measure} under " * bool(bisection.measure)
+    what += words.scenario_name(bisection.scenario)
+    over = f"{what} over {bisection.engine} {bisection.by}s"
     return b.Page(
         title=f"Bisection of {over}",
         badge=badge(bisection),
@@ -115,9 +121,13 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
         for chance in side.posterior[:1]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
-            yield b.p(f"Runs contradict each other: {share}.", tone="unsure")
+            yield b.p(f"Runs {_disagree(bisection)}: {share}.", tone="unsure")
     rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
     yield from b.table(f"{bisection.by}:name | verdict:name | observed", rows, "the boundaries")
+
+
+def _disagree(bisection: Bisection) -> str:
+    return "leave it open" if bisection.measure else "contradict each other"
 
 
 # ------------------------------------------------------------------------------------ sections
@@ -126,7 +136,7 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
 def _line(bisection: Bisection) -> Iterator[b.Block]:
     points = bisection.ran
     if points:
-        yield b.p(LEGEND, tone="soft")
+        yield b.p(MEASURED if bisection.measure else LEGEND, tone="soft")
         marks = [f"{p.label} {LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
         caption = "Small: not run. A shaded band lies between the two sides of a boundary."
         yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
@@ -142,8 +152,9 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
         facts.append(f"bad again: {_shorts(bisection, side.returned)}")
     yield from b.bullets(facts)
     if side.posterior:
-        rate = f"; the failure shows in about {side.rate:.0%} of the runs" if side.rate else ""
-        yield b.p(f"Runs contradict each other{rate}. Where the boundary may lie:")
+        shows = side.rate and not bisection.measure
+        rate = f"; the failure shows in about {side.rate:.0%} of the runs" if shows else ""
+        yield b.p(f"Runs {_disagree(bisection)}{rate}. Where the boundary may lie:")
         chances = side.posterior[:CHANCES]
         rows = [(_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances]
         yield from b.table("last bad:name | probability:number", rows, "the boundary's place")

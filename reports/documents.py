@@ -36,6 +36,7 @@ DocumentT = TypeVar("DocumentT", bound=Document)
 _MODULES: Final = {
     "fuzz.json": "fuzz",
     "replay.json": "replay",
+    "upgrade.json": "upgrade",
     "ablation.json": "ablation",
     "bisection.json": "bisection",
     "summary.json": "acceptance",

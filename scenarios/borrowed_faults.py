@@ -62,6 +62,7 @@ class GhostKeyLru(mini.MinivllmFault):
 
     name, variant = "borrowed-faults", "ghost-key-lru"
     failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
+    needs = ("images",)
     origin = "vllm#43941"
     real = "; see ghost-key-eviction"
     server = "--mm-cache-tokens 130"
@@ -174,6 +175,7 @@ class PadValueKey(mini.MinivllmFault):
 
     name, variant = "borrowed-faults", "pad-value-key"
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
+    needs = ("images",)
     origin = "sglang#2151"
     real = "; see pad-value-collision"
     control_server = Control("the same server without prefix caching", (NO_CACHE,))
@@ -383,6 +385,7 @@ class ReusedMask(mini.MinivllmFault):
 
     name, variant = "borrowed-faults", "reused-mask"
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
+    needs = ("images",)
     origin = "vllm#30624"
     real = "; see chunked-mm-prefill --variant async-race"
     server = """--max-batched-tokens 96 --num-blocks 600 --no-prefix-caching --check-contract=log

@@ -85,6 +85,7 @@ class CallerHash(sglang.PictureAlias):
         ),
     )
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
+    needs = ("images",)
     upstream = Upstream(UpstreamState.DOCUMENTED, FIELD, "2026-11-25")
     references = (FIELD,)
     sources = (

@@ -88,6 +88,7 @@ class EncoderCacheOverflow(Scenario):
     """Run: 0.11.0, 0.12.0, 0.14.0, and 0.23.0 as fixed (tests/evidence). The upper end is the fix's
     (vllm#33110); 0.13.0 and 0.15.x lie between and were not run."""
     failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
+    needs = ("images",)
     upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.16.0")
     log_patterns = vllm.ENCODER_CACHE_LINES
     model = TinyDotsOCR()

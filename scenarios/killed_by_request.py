@@ -59,6 +59,7 @@ class StopTokenOov(killed.KilledByRequest):
     name = "stop-token-oov"
     release, affected = "0.23.0", ">=0.12.0,<0.29.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    needs = ("stop_token_ids",)
     upstream = Upstream(UpstreamState.FIXED, STOP_FIX, "2026-11-24", "0.29.0", note="by runs")
     references = (STOP_REPORT, STOP_FIX)
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
@@ -117,6 +118,7 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
     name = "text-only-placeholder"
     release, affected = "0.14.0", ">=0.11.0,<0.15.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    needs = ("images",)
     upstream = Upstream(
         UpstreamState.NOT_LOOKED_UP, PLACEHOLDER_REPORT, note="by runs it is gone in 0.15.0"
     )
@@ -197,6 +199,7 @@ class EmbedsMrope(killed.KilledByRequest):
     """Run: 0.23.0, and 0.24.0 as fixed. 0.14.0 dies of it too, and answers the request with HTTP
     200 first; what lies between was not run."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    needs = ("prompt_embeds",)
     upstream = Upstream(UpstreamState.FIXED, EMBEDS_FIX, "2026-11-24", "0.24.0")
     references = (EMBEDS_REPORT, EMBEDS_FIX)
     server = f"{killed.KilledByRequest.server} --enable-prompt-embeds"
@@ -289,6 +292,7 @@ class SeededChunk(killed.KilledByRequest):
     name = "seeded-chunk"
     release, affected = "0.32.0", ">=0.14.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    needs = ("seed",)
     upstream = Upstream(UpstreamState.NOT_REPORTED, looked_up="2026-11-24")
     references = (DOWNSTREAM,)
     server = f"{killed.KilledByRequest.server} --max-num-batched-tokens {BUDGET}"
@@ -364,6 +368,7 @@ class GrammarBackendLatch(killed.KilledByRequest):
     name = "grammar-backend-latch"
     release, affected = "0.23.0", ">=0.14.0,<0.26.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    needs = ("a grammar",)
     upstream = Upstream(
         UpstreamState.OPEN, GRAMMAR_REPORT, "2026-11-24", note="from 0.26.0 on no death"
     )

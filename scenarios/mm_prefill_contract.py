@@ -84,6 +84,7 @@ class PrefillContract(mini.MinivllmFault):
 
     name = "mm-prefill-contract"
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.MEDIUM
+    needs = ("images",)
     server = "--check-contract=log --no-prefix-caching"
     references = (
         Reference(

@@ -298,6 +298,7 @@ class GhostDecode(Scenario):
     key_log_patterns = (FORGOTTEN,)
     mitigations = (upgrade("0.5.20"),)
     failure_class, severity = FailureClass.WORK_SURVIVES_CLIENT, Severity.HIGH
+    needs = ("a client that leaves",)
     upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.5.20")
     references = (
         issue("sglang#36333", "a disconnected client leaves a request that decodes on"),

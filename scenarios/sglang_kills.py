@@ -77,6 +77,7 @@ class TopLogprobsKill(Scenario):
         ),
     )
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    needs = ("top_logprobs", "top_logprobs_num")
     upstream = Upstream(UpstreamState.OPEN, LOGPROBS_REPORT, "2026-11-24")
     references = (
         LOGPROBS_REPORT,
@@ -221,6 +222,7 @@ class FakeBootstrap(Scenario):
     key_log_patterns = (OUT, sglang.ENDED)
     mitigations = (upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),)
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    needs = ("bootstrap_host", "bootstrap_room")
     upstream = Upstream(
         UpstreamState.OPEN, BOOTSTRAP_REPORT, "2026-11-25", note="by 0.5.23 it is gone"
     )

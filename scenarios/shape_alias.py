@@ -157,6 +157,7 @@ class ShapeAlias(sglang.PictureAlias):
     # tensor object, which is like no other.
     name, release, affected = "shape-alias", "0.5.23", ">=0.4.6"
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
+    needs = ("images",)
     upstream = Upstream(
         UpstreamState.CLOSED,
         issue("sglang#25462", "Multimodal cache hash collisions", "names the missing shape"),

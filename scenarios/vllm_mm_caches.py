@@ -76,6 +76,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
     affected = ">=0.14.0"
     references = (vllm.MM_CACHE_ISSUE,)
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
+    needs = ("images",)
     upstream = Upstream(
         UpstreamState.OPEN,
         pull("vllm#51897", "Roll back mirrored cache entries after rejection"),
@@ -266,6 +267,7 @@ class UuidAlias(Scenario):
     name = "uuid-alias"
     release, affected = "0.23.0", ">=0.14.0"
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.HIGH
+    needs = ("images",)
     upstream = Upstream(UpstreamState.DOCUMENTED, UUID_REPORT, "2026-11-24")
     references = (UUID_REPORT, TENANTS)
     server = (

@@ -196,6 +196,7 @@ class WorkerWedged(Scenario):
     release, affected = "0.32.0", ">=0.32.0"
     """Of the installed releases the only one that was run."""
     failure_class: ClassVar[FailureClass | None] = FailureClass.SILENT_HANG
+    needs = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
     severity = Severity.CRITICAL
     upstream = Upstream(UpstreamState.OPEN, GUARD, "2026-11-26", note="a proposal of a guard")
     references: ClassVar[tuple[Reference, ...]] = (REPORT, GUARD)

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from mmrepro.base.errors import UsageError
 from mmrepro.base.options import ENGINE, EVIDENCE, LIMITS, OUTPUT, Option
 from mmrepro.base.units import exact_duration, parse_duration
 
 WEEK_S = 7 * 86400.0
 """Seconds above which a limit is a slip; what the clocks of the system can hold is far above."""
 
+
+def read_window(text: str) -> tuple[float, float]:
+    """Seconds of ``60..120``, ``1m..2m``, ``..30s`` or ``5m..``. Raises UsageError."""
+    begin, dots, end = text.partition("..")
+    ends = [parse_duration(one) if one.strip("0 ") else 0.0 for one in (begin, end)]
+    if not dots or (end and ends[0] >= ends[1]):
+        raise UsageError(f"--window {text} is no span of time.", hint="--window 1m..2m")
+    return ends[0], ends[1] if end else WEEK_S
+
+
+def write_window(window: tuple[float, float]) -> str:
+    begin, end = window
+    return f"{exact_duration(begin) if begin else 0}..{exact_duration(end)}"
+
+
+FIRST = Option("Only so many requests of the recording, the first ones.", "N", least=1)
+WINDOW = Option(
+    "Only requests that were sent in this time after the first one, e.g. 1m..2m.",
+    "FROM..TO",
+    read=read_window,
+    write=write_window,
+)
 SCENARIO = Option(
     "Name of a scenario, NAME:VARIANT, or a FILE.py with one.",
     "SCENARIO",

@@ -23,7 +23,9 @@ COMMANDS = {
     "find": ("find:find", "Find the known failure that a text, log or issue is."),
     "repro": ("repro:repro", "Test a bug report: its server and its client."),
     "replay": ("replay:replay", "Shrink recorded traffic to what fails."),
+    "capture": ("capture:capture", "Write recorded traffic as a trace without texts."),
     "fuzz": ("replay:fuzz", "Look for failures that nobody has reported."),
+    "upgrade": ("upgrade:upgrade", "Compare two releases under your traffic."),
     "ablate": ("ablate:ablate", "Find out which setting is the cause."),
     "bisect": ("bisect:bisect", "Find the release that brought or fixed a failure."),
     "bisect-run": ("bisect:bisect_run", "Test one source tree, for git bisect run."),
@@ -56,9 +58,9 @@ GROUPS = {
         *("diagnose", "logs", "why", "find", "watch", "probe", "check"),
     ),
     "A bug report, or traffic that breaks a server": (
-        *("repro", "replay", "fuzz", "run", "list", "show", "claims"),
+        *("repro", "replay", "capture", "fuzz", "run", "list", "show", "claims"),
     ),
-    "Releases to guard": ("matrix", "bisect", "bisect-run", "ablate", "accept"),
+    "Releases to guard": ("upgrade", "matrix", "bisect", "bisect-run", "ablate", "accept"),
     "What ran here": ("incidents", "open", "report", "judge", "bundle", "resume", "schema"),
     "Tools": ("new", "kv-budget", "collide", "env", "warm", "mcp"),
 }

@@ -27,8 +27,9 @@ def bisect(asked: BisectCommand) -> None:
     """Find the release (or commit) that introduced a failure, or the one that fixed it.
 
     SCENARIO is a scenario, a case.json, or a finding: its folder, or f1 for that of the newest
-    replay. Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the
-    last release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
+    replay; with --measure it is a recording or a profile, and the metric's move is searched for.
+    Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the last
+    release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
 
     Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """
@@ -52,8 +53,12 @@ def bisect(asked: BisectCommand) -> None:
         return
     asked = replace(asked, **field.ends)
     write = partial(keep, KIND)
-    if case is not None:
-        running: Bisecting = BisectingCase(case, asked, field, write=write)
+    if case is not None and asked.measure:
+        from mmrepro.search.upgrade.bisected import BisectingMetric
+
+        running: Bisecting = BisectingMetric(case, asked, field, write=write)
+    elif case is not None:
+        running = BisectingCase(case, asked, field, write=write)
     else:
         running = Bisecting(loaded, asked, field, write=write)
     trials = TrialOptions(
@@ -124,10 +129,17 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.search.replay.bisected import subject
 
-    case = subject(asked.scenario)
+    if getattr(asked, "measure", ""):
+        from mmrepro.search.upgrade.bisected import traffic
+
+        case: Subject | None = traffic(asked)
+    else:
+        case = subject(asked.scenario)
     if case is None:
         return None, load_scenario(asked.scenario).with_variant(asked.variant)
-    own = ("variant", "mitigations", "options", "server_args")
+    own = ["variant", "mitigations", "options"]
+    if case.contents is None:  # a recording has no server of its own
+        own.append("server_args")
     names = {one.field: one.name for one in declared(type(asked))}
     for name in own:
         if getattr(asked, name):

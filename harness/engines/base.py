@@ -135,6 +135,8 @@ class Engine(ABC):
     """Where it keeps a module for each ``model_type`` of a model's config.json."""
     owned_options: ClassVar[tuple[str, ...]] = ()
     """Options of its server that only mmrepro may give."""
+    chat_frame: ClassVar[tuple[str, str] | None] = None
+    """What a prompt stands between in a chat, of an engine without plain completions."""
     ready_path: ClassVar[str] = "/health"
     endpoints: ClassVar[tuple[str, ...]] = ("/health", "/v1/models")
     metrics_path: ClassVar[str] = "/metrics"

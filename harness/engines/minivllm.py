@@ -20,6 +20,10 @@ class MinivllmEngine(Engine):
         "--served-model-name",
         "--device",
     )
+    chat_frame: ClassVar[tuple[str, str] | None] = (
+        "<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    )
     start_marks: ClassVar[Mapping[str, str]] = {
         "imports and model load": r"EngineCore waiting for work"
     }
@@ -34,6 +38,9 @@ class MinivllmEngine(Engine):
         "generation_tokens": ("minivllm:generation_tokens_total",),
         "mm_cache_queries": ("minivllm:mm_cache_queries_total",),
         "mm_cache_hits": ("minivllm:mm_cache_hits_total",),
+        "prefix_queries": ("minivllm:prefix_cache_queries_total",),
+        "prefix_hits": ("minivllm:prefix_cache_hits_total",),
+        "preemptions": ("minivllm:num_preemptions_total",),
     }
     log_patterns: ClassVar[Mapping[str, str]] = {
         "added-request": r"Added request ",

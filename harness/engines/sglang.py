@@ -120,6 +120,10 @@ class SglangEngine(Engine):
         "generation_tokens": ("sglang:generation_tokens_total",),
         "kv_usage": ("sglang:token_usage",),
         "cached_tokens": ("sglang:cached_tokens_total",),
+        "prefix_queries": ("sglang:prompt_tokens_total",),
+        "prefix_hits": ("sglang:cached_tokens_total",),
+        "preemptions": ("sglang:num_retracted_requests_total",),
+        "accept_length": ("sglang:spec_accept_length",),
         # Of a pair: KV caches on their way to or from the other server (srt/observability/
         # metrics_collector.py of 0.5.23).
         "transfers": (

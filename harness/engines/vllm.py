@@ -111,6 +111,12 @@ class VllmEngine(Engine):
         "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         "mm_cache_queries": ("vllm:mm_cache_queries_total",),
         "mm_cache_hits": ("vllm:mm_cache_hits_total",),
+        "prefix_queries": ("vllm:prefix_cache_queries_total",),
+        "prefix_hits": ("vllm:prefix_cache_hits_total",),
+        "preemptions": ("vllm:num_preemptions_total",),
+        # v1/spec_decode/metrics.py; a draft's tokens that are accepted.
+        "drafts": ("vllm:spec_decode_num_drafts_total",),
+        "accepted": ("vllm:spec_decode_num_accepted_tokens_total",),
     }
     log_patterns: ClassVar[Mapping[str, str]] = {
         "added-request": r"Added request ",

@@ -94,6 +94,10 @@ class Scenario(ABC):
     failure_class: ClassVar[FailureClass | None] = None
     """What a user sees; every scenario of mmrepro's own says so, and how bad it is."""
     severity: ClassVar[Severity | None] = None
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What traffic or server must have for it to happen, one of these; (): nothing that can be told
+    from outside. ``images``, ``a grammar``, ``a client that leaves``, an option of the server
+    (``--name``), or a field of a request's body."""
     upstream: ClassVar[Upstream] = NOT_LOOKED_UP
     """What the engine's project says of it, as it was looked up."""
     model: ClassVar[TinyModel] = TinyQwen2VL()

@@ -57,6 +57,7 @@ class GhostKeyEviction(vllm.MmCacheScenario):
     release = "0.23.0"
     affected = ">=0.14.0,<0.24.0"
     failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
+    needs = ("images",)
     upstream = Upstream(UpstreamState.FIXED, vllm.LRU_FIX, "2026-11-24", "0.24.0")
     references = (
         vllm.MM_CACHE_ISSUE,

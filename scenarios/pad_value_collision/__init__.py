@@ -87,6 +87,7 @@ class PadValueCollision(sglang.PictureAlias):
     # 0.5.22 still takes 30 bits (managers/schedule_batch.py:260); 0.5.23 four values of 62 bits
     affected = ">=0.5.3,<0.5.23"
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
+    needs = ("images",)
     upstream = Upstream(
         UpstreamState.OPEN,
         issue("sglang#8342", "Security report on SGLang's hash functions", "pad values as well"),

@@ -227,6 +227,7 @@ class WithImage(UndersizedKvBudget):
     """An image too large for the KV cache is encoded in full, then refused."""
 
     variant = "image"
+    needs = ("images",)
     # Attention over the patches grows with the square of their number: not larger than needed.
     model = TinyQwen2VL(
         image_tokens=IMAGE_TOKENS, hidden=256, vocab_size=1446, vision_width=32, vision_depth=1

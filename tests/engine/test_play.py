@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from mmrepro.engines.models.qwen import TinyQwen3
 from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.runs.play.players import Measuring
 from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState, Reading
 from mmrepro.traffic.evidence import RequestRecord
@@ -268,3 +270,32 @@ def _cancel_when(player: Player, folder: Path) -> None:
             break
         time.sleep(0.005)
     player.cancel()
+
+
+# ---------------------------------------------------------------- two sides, in turn
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_block_measures_a_server_of_each_side(
+    player: Player, tmp_path: Path, *, together: bool
+) -> None:
+    """Half the KV cache, which is what differs; the rest is measured, whatever it is."""
+    half = SERVER.model_copy(update={"args": [*SERVER.args, "--num-blocks", "101"]})
+    old = SERVER.model_copy(update={"args": [*SERVER.args, "--num-blocks", "201"]})
+    ops = [op(f"r{n}").model_copy(update={"at_s": n * 0.1, "stream": True}) for n in range(6)]
+    wanted = Measuring(old, half, case(*ops), together=together, part_s=0.3, seconds=0.4)
+    block = player.measure(wanted, tmp_path / "block")
+    assert not block.error
+    assert block.changes["kv-cache"] == pytest.approx(math.log(0.5), abs=0.01)
+    timed = {"ttft", "itl", "tpot", "latency", "throughput", "start", "rss", "hit-rate"}
+    assert timed <= block.changes.keys()
+    assert 0 < block.old["itl"] < block.old["latency"] < 5
+    assert 0 <= block.client_busy < 1
+    assert len(block.spread["latency"][0]) == 21
+
+
+def test_a_side_that_does_not_start_is_said(player: Player, tmp_path: Path) -> None:
+    broken = SERVER.model_copy(update={"args": ["--no-such-option"]})
+    block = player.measure(Measuring(SERVER, broken, case(op("r"))), tmp_path / "block")
+    assert block.error.startswith("a server did not start: ")
+    assert not block.changes

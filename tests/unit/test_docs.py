@@ -147,7 +147,7 @@ README = (ROOT / "README.md").read_text()
         ("a server hangs", "mmrepro diagnose http://127.0.0.1:8000 "),
         ("a traceback in a log", "mmrepro logs server.log "),
         ("a report with a curl line", "mmrepro repro --server "),
-        ("before an upgrade", "mmrepro list --alive "),
+        ("before an upgrade", "mmrepro upgrade "),
     ],
 )
 def test_the_readme_answers_on_its_first_two_screens(question: str, answer: str) -> None:

@@ -57,6 +57,7 @@ READ = {
     "--header": st.just({}),  # private
     "--ray": st.just("auto"),  # an address is left out: test_a_clusters_address_is_in_no_command
     "--confidence": st.floats(0.5, 0.99),
+    "--window": st.tuples(st.integers(0, 999), st.integers(1000, 600_000)),
     "--image-size": st.tuples(st.integers(1, 100_000), st.integers(1, 100_000)),
     **dict.fromkeys(
         ("--free", "--total", "--runtime", "--block-bytes"), st.integers(1 << 20, 1 << 50)

@@ -11,6 +11,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.options import LIMITS, option
 from mmrepro.campaign.bisect.search import Direction
 from mmrepro.failure.documents.searches import By, Find
+from mmrepro.runs.changes import METRICS, Metric, thresholds
 from mmrepro.runs.options import ScenarioCommand, SeveralRuns
 
 
@@ -30,6 +31,14 @@ class BisectCommand(SeveralRuns):
     find: Find = option("both", "Where the failure came in, where it was fixed, or both.")
     good: str = option("", "Search no further than this one.", "VERSION|REV")
     bad: str = option("", "Start from this one.", "VERSION|REV", shown="the scenario's release")
+    measure: str = option(
+        "",
+        f"In place of a failure: where this metric moved, under the traffic of a case, a recording "
+        f"or a profile. {', '.join(METRICS)}.",
+        "METRIC",
+    )
+    worse: str = option("5%", "The change to the worse that is looked for.", "PERCENT")
+    engine: str = common.ENGINE_NAME("", help="Engine, for traffic that is no case.")
     by: By = option(
         "release",
         "Releases of the package index, or commits: of a clone (--source), or of a list.",
@@ -74,6 +83,10 @@ class BisectCommand(SeveralRuns):
         super().__post_init__()
         if self.resume and self.out is None:
             raise UsageError("--resume needs the folder to go on with.", hint="--resume --out DIR")
+        if self.measure:
+            self._check_measure()
+        elif self.engine:
+            raise UsageError("--engine is for the traffic of --measure.", hint="--measure tpot")
         if not 0.5 <= self.confidence < 1:
             raise UsageError(
                 f"--confidence {self.confidence:g} is not a probability from 0.5 to below 1.",
@@ -95,6 +108,25 @@ class BisectCommand(SeveralRuns):
             )
         if self.by == "release" and self.commits is not None:
             raise UsageError("--commits is for --by commit.", hint="add --by commit")
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.measure]
+
+    @property
+    def worse_by(self) -> float:
+        """As a change of the metric. Raises UsageError: it is no share, or there is no metric."""
+        return self.metric.limit(thresholds([f"{self.measure}={self.worse}"])[self.measure])
+
+    def _check_measure(self) -> None:
+        thresholds([f"{self.measure}={self.worse}"])
+        if self.find == "both":
+            object.__setattr__(self, "find", "introduced")
+        if (self.jobs or 1) > 1 or self.ray:
+            raise UsageError(
+                "--measure runs by itself: whatever else runs on the machine would be measured.",
+                hint="leave --jobs and --ray out",
+            )
 
     def argv(self, **changed: Any) -> list[str]:
         return [*super().argv(**changed), *(["--", *self.child] if self.child else [])]

@@ -7,6 +7,7 @@ a failure that shows (almost) every time, the rest is uniform.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ FALSE_ALARM = 0.002
 """A run shows the failure, signature and all, where it is not."""
 MASKED = 0.01
 """Of the runs that do not show a failure that is there: those that end in another one."""
+SLIP = 1e-4
+"""A measurement is of something else than it says."""
+SURE: Any = (np.array([1 - SLIP]), np.array([1.0]))
+"""Rates and their prior where a point always shows what it has: a metric."""
 DECLARED_WEIGHT = 0.3
 """Prior of the declared boundary, where there is one; the rest is uniform."""
 
@@ -31,9 +36,13 @@ Floats = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Counts:
+    """Runs of a position. ``odds``: logarithm of the odds that it has what is looked for, by what
+    all of its runs measured; None: nothing was measured."""
+
     bad: int = 0
     good: int = 0
     other: int = 0
+    odds: float | None = None
 
 
 class Posterior:
@@ -43,19 +52,26 @@ class Posterior:
     Args:
         counts: of the runs at each position.
         declared: the hypothesis that the scenario declares.
+        rates: how often a failure may show where it is, and the prior of each.
     """
 
-    def __init__(self, counts: Sequence[Counts], declared: int | None = None) -> None:
+    def __init__(
+        self,
+        counts: Sequence[Counts],
+        declared: int | None = None,
+        rates: tuple[Floats, Floats] = (RATES, WEIGHTS),
+    ) -> None:
+        self._rates, weights = rates
         size = len(counts)
         prior = np.full(size, 1 / size)
         if declared is not None:
             prior = prior * (1 - DECLARED_WEIGHT)
             prior[declared] += DECLARED_WEIGHT
-        here = np.array([_there(one) for one in counts])  # position × rate
+        here = np.array([_there(one, self._rates) for one in counts])  # position × rate
         gone = np.array([_gone(one) for one in counts])
         before = np.cumsum(here, axis=0)
         after = gone.sum() - np.cumsum(gone)
-        logs = np.log(prior)[:, None] + np.log(WEIGHTS) + before + after[:, None]
+        logs = np.log(prior)[:, None] + np.log(weights) + before + after[:, None]
         joint = np.exp(logs - logs.max())
         self._joint: Floats = joint / joint.sum()
 
@@ -66,7 +82,7 @@ class Posterior:
     @property
     def rate(self) -> float:
         """How often the failure shows where it is: the mean."""
-        return float((self._joint.sum(axis=0) * RATES).sum())
+        return float((self._joint.sum(axis=0) * self._rates).sum())
 
     def most_informative(self, allowed: Sequence[int]) -> int:
         """The position, one of ``allowed``, whose next run is expected to tell most."""
@@ -75,7 +91,7 @@ class Posterior:
     def _expected(self, position: int) -> float:
         """Entropy of the boundary after one more run there."""
         shows = np.full_like(self._joint, FALSE_ALARM)
-        shows[position:] = RATES
+        shows[position:] = self._rates
         return sum(_weighed(self._joint * p) for p in (shows, 1 - shows))
 
 
@@ -87,13 +103,24 @@ def _weighed(joint: Floats) -> float:
     return total * float(-(p * np.log(p)).sum())
 
 
-def _there(one: Counts) -> Floats:
+def _there(one: Counts, rates: Floats) -> Floats:
     """Logarithm of the likelihood, by rate, of the runs at a position that has the failure."""
-    hidden = np.log(1 - RATES)
-    found: Floats = one.bad * np.log(RATES) + (one.good + one.other) * hidden
+    if one.odds is not None:
+        return np.log(_measured(rates, one.odds))
+    hidden = np.log(1 - rates)
+    found: Floats = one.bad * np.log(rates) + (one.good + one.other) * hidden
     found += one.other * np.log(MASKED)
     return found
 
 
 def _gone(one: Counts) -> float:
+    if one.odds is not None:
+        return float(np.log(_measured(np.array([SLIP]), one.odds))[0])
     return float(one.bad * np.log(FALSE_ALARM) + (one.good + one.other) * np.log(1 - FALSE_ALARM))
+
+
+def _measured(rates: Floats, odds: float) -> Floats:
+    """Likelihood of what was measured, where a run would show it at ``rates``."""
+    chance = 1 / (1 + math.exp(-max(-50.0, min(50.0, odds))))
+    made: Floats = rates * chance + (1 - rates) * (1 - chance)
+    return made

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mmrepro.campaign.bisect.posterior import Posterior
 
 
+CLEAR = 3.0
+"""Odds of 20 to 1, as a logarithm: what is measured less clearly is no verdict."""
 START_TRIES = 6
 """Other points that are tried where the one said to be bad is not."""
 
@@ -33,11 +35,15 @@ class SearchOptions:
     linear: bool = False
     budget: int = 64
     """Runs on one side, at most, once they contradict each other."""
+    always: bool = False
+    """A point that has it shows it in each run: one that does not is enough."""
 
     @property
     def settle(self) -> int:
         """Runs that agree, after which not even a failure of every second run is luck."""
-        return max(2, math.ceil(math.log(1 - self.confidence) / math.log(0.5)))
+        return (
+            2 if self.always else max(2, math.ceil(math.log(1 - self.confidence) / math.log(0.5)))
+        )
 
 
 @dataclass
@@ -51,6 +57,8 @@ class Board:
     options: SearchOptions = field(default_factory=SearchOptions)
     runs: dict[int, list[Verdict]] = field(default_factory=dict)
     made: int = 0
+    odds: dict[int, float] = field(default_factory=dict)
+    """Of points that were measured: logarithm of the odds that they have it, by all their runs."""
     upcoming: Callable[[Sequence[int]], None] | None = None
     """Is told which points may be next, so that what they need can be fetched."""
 
@@ -69,6 +77,10 @@ class Board:
         counts = self.counts(point)
         if not counts:
             return Verdict.UNTESTABLE if self.runs.get(point) else None
+        if (odds := self.odds.get(point)) is not None:
+            if abs(odds) < CLEAR:
+                raise Contradiction(point)
+            return Verdict.BAD if odds > 0 else Verdict.GOOD
         if counts[Verdict.BAD] and len(counts) > 1:
             raise Contradiction(point)
         return max(counts, key=lambda verdict: (verdict is Verdict.OTHER, verdict))
@@ -230,9 +242,11 @@ class _Side:
                 self._verify(low, high)
         except Contradiction as contradiction:
             name = self.board.names[contradiction.point]
+            unclear = contradiction.point in self.board.odds
+            what = "leave it open" if unclear else "contradict each other"
             found.notes.append(
-                f"runs of {name} contradict each other: from there on, what each run tells is "
-                "weighed (Bayesian search)"
+                f"runs of {name} {what}: from there on, what each run tells is weighed (Bayesian "
+                "search)"
             )
             self._weigh()
         if found.ends_in is Verdict.OTHER:
@@ -410,15 +424,18 @@ class _Side:
         return [p for p in range(self.end) if self.judged(p) or not runs.get(self.points[p])]
 
     def _posterior(self) -> Posterior:
-        from mmrepro.campaign.bisect.posterior import Counts, Posterior
+        from mmrepro.campaign.bisect.posterior import RATES, SURE, WEIGHTS, Counts, Posterior
 
         alive = self._alive()
-        counts = [self.board.counts(self.points[p]) for p in alive]
+        points = [self.points[p] for p in alive]
+        counts = [(self.board.counts(p), self.board.odds.get(p)) for p in points]
         declared = None
         if self.declared is not None:
             declared = max(i for i, p in enumerate(alive) if p <= self.declared)
         return Posterior(
-            [Counts(c[Verdict.BAD], c[Verdict.GOOD], c[Verdict.OTHER]) for c in counts], declared
+            [Counts(c[Verdict.BAD], c[Verdict.GOOD], c[Verdict.OTHER], o) for c, o in counts],
+            declared,
+            SURE if self.options.always else (RATES, WEIGHTS),
         )
 
     def _weigh(self) -> None:

@@ -236,10 +236,17 @@ class Bisecting(CellSearch[Bisection]):
             self._oracle,
             [point.commit[:12] or point.name for point in field.points],
             [point.declared for point in field.points],
-            SearchOptions(options.confidence, options.repeat, options.linear),
+            self.search_options(),
             upcoming=self._announce,
         )
         self.works = [self._start, *(partial(self._side, d) for d in options.directions)]
+
+    def search_options(self) -> SearchOptions:
+        options = self.options
+        return SearchOptions(options.confidence, options.repeat, options.linear)
+
+    def adjust(self, side: Side, found: Found | None) -> None:
+        """Say more of a side, or say it otherwise."""
 
     def standing(self) -> str:
         return f"{self.document.runs} runs of {len(self.field.points)} points"
@@ -266,6 +273,7 @@ class Bisecting(CellSearch[Bisection]):
         found = None if self._bad is None else self._outward(board, self._bad, direction)
         side = side_of(self.document, direction, found, self._notes, board.made)
         side.notes += [*self._declared_failure(found), *self._merged(found)]
+        self.adjust(side, found)
         if direction == "introduced":
             self.document.introduced = side
         else:

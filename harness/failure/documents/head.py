@@ -135,6 +135,7 @@ class Kind:
 DOCUMENTS = {
     "fuzz.json": Kind("fuzz session", ("fuzz",)),
     "replay.json": Kind("replay", ("replay",)),
+    "upgrade.json": Kind("comparison", ("upgrade",)),
     "ablation.json": Kind("ablation", ("ablate",)),
     "bisection.json": Kind("bisection", ("bisect",)),
     "summary.json": Kind("acceptance", ("accept",)),

@@ -124,6 +124,17 @@ class Planned(Record):
     title: Annotated[str, Field(description="of the scenario, one line")] = ""
 
 
+class Measured(Record):
+    """What a comparison measured of one metric."""
+
+    metric: str
+    change: Annotated[
+        float, Field(description="logarithm of new over old, turned so that more is worse: a mean")
+    ]
+    error: Annotated[float, Field(description="standard error of that mean")]
+    blocks: Annotated[int, Field(description="pairs of servers it is the mean of")]
+
+
 class Attempt(Record):
     """One run of a cell, or what was to be one."""
 
@@ -146,6 +157,7 @@ class Attempt(Record):
     start_mode: str = ""
     machine: str = ""
     gpus: list[str] = []
+    measured: Measured | None = None
     incident: Annotated[str, Field(description="its folder, below the ledger's")] = ""
     command: Annotated[str, Field(description="that repeats this one run")] = ""
 

@@ -148,6 +148,7 @@ class Bisection(SearchDocument):
     confidence: float
     repeat: Annotated[int | None, Field(description="runs of each point; None: as needed")] = None
     linear: Annotated[bool, Field(description="one after another, not a search")] = False
+    measure: Annotated[str, Field(description="the metric that moved; empty: a failure")] = ""
     known_bad: Annotated[str, Field(description="the point that the search starts from")] = ""
     points: Annotated[list[Point], Field(description="oldest first")] = []
     introduced: Side | None = None

@@ -50,7 +50,9 @@ class Observing:
         self.server, self.recorder, self.options = server, recorder, options
         self.deadlines, self.cancelled = deadlines, cancelled
         self.traffic = Traffic(server.url, SERVED_MODEL, recorder)
-        self.sending = Sending(self.traffic, pictures, deadlines.answer_s, options.time)
+        self.sending = Sending(
+            self.traffic, pictures, deadlines.answer_s, options.time, bodies=options.bodies
+        )
         self.state, self.said, self.early = PlayState.ENDED, "", False
         self.stack: list[ThreadStack] = []
         self._no_logprobs = False
@@ -244,6 +246,7 @@ class Observing:
     def _tell(self, played: Played) -> None:
         played.state, played.said, played.early = self.state, self.said, self.early
         played.unsent, played.stack = self.sending.unsent, self.stack
+        played.bodies = self.sending.bodies
         played.exit_code = self.recorder.evidence.engine_exit
         engine = self.server.spec.engine
         fatal = engine.log_patterns.get("core-fatal", "")

@@ -9,6 +9,7 @@ import json
 import shlex
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -24,11 +25,12 @@ from mmrepro.engines.models import TinyModel, TinyQwen2VL
 from mmrepro.engines.models.tiny import TINY, TinyText
 from mmrepro.failure.documents import EVIDENCE_DIR
 from mmrepro.failure.documents.folder import Journal, prepared
+from mmrepro.failure.documents.upgrade import Block
 from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.play.looking import of_engine, read_tracebacks
 from mmrepro.runs.play.observing import Observing
-from mmrepro.runs.play.players import Look as Look, PlayOptions as PlayOptions
+from mmrepro.runs.play.players import Look as Look, Measuring, PlayOptions as PlayOptions
 from mmrepro.runs.runner import blank, driving, model_of
 from mmrepro.runs.start import (
     ServerSpec,
@@ -108,18 +110,13 @@ class Player:
         Where that server does not start, or does not answer, they are those of fast answers: the
         first play tells what is wrong.
         """
-        scenario, options = replayed(self.server, self.options)
-        journal = self._journal(scenario, options, self.folder / "calibrate")
-        deadlines = derive([UNKNOWN_S])
-        with contextlib.suppress(EngineStartError), journal.whole_run():
-            server = self._started(scenario, options, journal)
-            with in_service(server, journal):
-                asyncio.run(_gate(server, journal))
-            answered = [r.latency_s for r in journal.recorder.evidence.requests if r.answered]
-            deadlines = derive(answered or [UNKNOWN_S])
-            journal.incident.deadline_s = deadlines.answer_s
-        self.deadlines = deadlines
-        return deadlines
+        self.deadlines = derive([UNKNOWN_S])
+        with (
+            contextlib.suppress(EngineStartError),
+            self.serving(self.server, self.folder / "calibrate") as (server, journal),
+        ):
+            self._measured(server, journal)
+        return self.deadlines
 
     def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
         """Run a client against a server of its own, whose latencies are measured before.
@@ -127,24 +124,46 @@ class Player:
         What it sends is recorded as ``RECORDED`` in ``folder``. Where the server does not start
         nothing is: the first play tells what is wrong. Raises UsageError: the client cannot be run.
         """
-        scenario, options = replayed(self.server, self.options)
-        journal = self._journal(scenario, options, folder)
         made = ClientRun(ran=False)
         self.deadlines = derive([UNKNOWN_S])
-        with contextlib.suppress(EngineStartError), journal.whole_run():
+        with (
+            contextlib.suppress(EngineStartError),
+            self.serving(self.server, folder) as (server, journal),
+        ):
+            self._measured(server, journal)
+            with RecordingProxy(urlsplit(server.url).port or 0, SERVED_MODEL) as proxy:
+                python = server.spec.environment.python
+                made = run_client(replace(wanted, python=python), proxy, alive=server.alive)
+                made.died = not server.alive()
+            proxy.write(folder / RECORDED)
+            made.notes += proxy.notes
+        return self.deadlines, made
+
+    @contextlib.contextmanager
+    def serving(self, wanted: ServerWanted, folder: Path) -> Iterator[tuple[Started, Journal]]:
+        """A server that is ready, and its journal; it is stopped afterwards.
+
+        Raises:
+            EngineStartError: it does not start; what its log says is in ``folder``.
+            KeyboardInterrupt: the session was cancelled.
+        """
+        scenario, options = replayed(wanted, self.options)
+        journal = self._journal(scenario, options, folder)
+        with journal.whole_run():
             server = self._started(scenario, options, journal)
             with in_service(server, journal):
-                asyncio.run(_gate(server, journal))
-                answered = [r.latency_s for r in journal.recorder.evidence.requests if r.answered]
-                self.deadlines = derive(answered or [UNKNOWN_S])
-                journal.incident.deadline_s = self.deadlines.answer_s
-                with RecordingProxy(urlsplit(server.url).port or 0, SERVED_MODEL) as proxy:
-                    python = server.spec.environment.python
-                    made = run_client(replace(wanted, python=python), proxy, alive=server.alive)
-                    made.died = not server.alive()
-                proxy.write(folder / RECORDED)
-                made.notes += proxy.notes
-        return self.deadlines, made
+                yield server, journal
+
+    def measure(self, wanted: Measuring, folder: Path) -> Block:
+        """A server of each side under the same requests in turn; see ``runs.play.measuring``."""
+        from mmrepro.runs.play.measuring import measure
+
+        return measure(self, wanted, folder)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nothing goes on any more."""
+        return self._cancelled.is_set()
 
     def play(
         self,
@@ -204,6 +223,13 @@ class Player:
         return played
 
     # ------------------------------------------------------------------ inner workings
+
+    def _measured(self, server: Started, journal: Journal) -> None:
+        """The deadlines that follow from what a warm-up check takes on this server."""
+        asyncio.run(_gate(server, journal))
+        answered = [r.latency_s for r in journal.recorder.evidence.requests if r.answered]
+        self.deadlines = derive(answered or [UNKNOWN_S])
+        journal.incident.deadline_s = self.deadlines.answer_s
 
     def _journal(self, scenario: Scenario, options: RunCommand, folder: Path) -> Journal:
         """Of a play in ``folder``. Raises as ``prepared`` and ``target``."""

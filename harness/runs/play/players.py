@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.options import StartMode
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Time
 from mmrepro.traffic.evidence.recorder import Listener
 
@@ -34,6 +34,7 @@ class PlayOptions:
         early: judge a hang before its deadline, by what stands still.
         blocks: that many equal blocks of operations, an idle server and a reading after each.
         canary: the same small request before and after.
+        bodies: keep each answer as it came.
     """
 
     deadlines: Deadlines | None = None
@@ -42,6 +43,36 @@ class PlayOptions:
     early: bool = True
     blocks: int = 0
     canary: bool = True
+    bodies: bool = False
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What a block measures.
+
+    Attributes:
+        old, new: the servers.
+        case: the traffic; its own server does not count.
+        contents: folder of its images.
+        index: of the block, from 1. With ``seed`` it decides which parts of the traffic are sent,
+            and which side is first.
+        together: both servers live at once, and parts of the traffic are sent to them in turn; else
+            one server follows the other.
+        part_s: a part of the traffic is as long, where the recording was never idle.
+        seconds: of traffic on each side, half of it at the recorded times, half at saturation.
+        at_once: requests that are under way at saturation.
+    """
+
+    old: ServerWanted
+    new: ServerWanted
+    case: Case
+    contents: Path | None = None
+    index: int = 1
+    seed: int = 0
+    together: bool = True
+    part_s: float = 2.0
+    seconds: float = 2.0
+    at_once: int = 8
 
 
 class Servers(NamedTuple):

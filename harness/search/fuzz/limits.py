@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from mmrepro.base.machine.files import read_file
 from mmrepro.base.records import Record
 from mmrepro.failure.documents.replay import Learnt
 from mmrepro.probes.http import fetch
-from mmrepro.probes.metrics import parse_metrics
+from mmrepro.runs.play.limits import BATCH, BLOCK, CONTEXT, KV, by_log, by_metrics
 from mmrepro.search.replay.store import LiveLook
 from mmrepro.traffic.case.model import (
     CHAT,
@@ -29,7 +28,7 @@ from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import RequestRecord
 from pydantic import Field
 
-CONTEXT, KV, BLOCK, BATCH, REFUSAL = "context", "KV cache", "block", "batch", "refusal"
+REFUSAL = "refusal"
 SHORT, LONGER = 8, 72
 """Letters of two prompts, by which the template's tokens and the tokens a letter are learnt."""
 LADDER = (0.35, 0.6, 0.9, 1.3, 3.0)
@@ -45,14 +44,7 @@ SIZES = ((28, 28), (56, 56), (56, 112), (112, 112), (196, 308), (280, 420), (420
 """Width and height of the pictures whose tokens are learnt; most engines count 28 x 28 as one."""
 PER_TOKEN = 28 * 28
 MOST_LIMITS = 12
-_GET_S, _GET_BYTES, _LOG_BYTES = 5.0, 4 << 20, 8 << 20
-_LOG = (
-    (KV, re.compile(r"GPU KV cache size: ([\d,]+) tokens")),
-    (KV, re.compile(r"max_total_num_tokens=(\d+)")),
-    (BATCH, re.compile(r"(?:chunked_prefill_size|max_num_batched_tokens)=(\d+)")),
-    (CONTEXT, re.compile(r"(?:context_len|max_session_len|max_model_len)[=: ]+(\d+)")),
-)
-_BLOCKS = ("num_gpu_blocks", "kv_cache_blocks"), ("block_size", "kv_cache_block_size")
+_GET_S, _GET_BYTES = 5.0, 4 << 20
 _NUMBER = re.compile(r"\b\d{2,7}\b")
 
 
@@ -175,7 +167,7 @@ def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) 
     """What a play of :func:`learning_case` told, its log, and its endpoints."""
     source = "--max-model-len"
     found = [Learnt(name=CONTEXT, tokens=server.max_model_len, source=source), *asked]
-    found += _logged(log)
+    found += by_log(log)
     records = [r for r in played.evidence.requests if r.phase == "trigger"]
     found += _refusals(records)
     kept: dict[int, Learnt] = {}
@@ -248,34 +240,9 @@ def _info(url: str) -> Iterator[Learnt]:
 
 
 def _metrics(url: str) -> Iterator[Learnt]:
-    """vLLM has blocks as labels of one metric, minivllm as metrics."""
     got = fetch("GET", url + "/metrics", timeout_s=_GET_S, max_bytes=_GET_BYTES)
-    if got.status != 200:
-        return
-    values: dict[str, int] = {}
-    for sample in parse_metrics(got.body.decode("utf-8", "replace"))[0]:
-        if sample.value is not None:
-            values[sample.name.partition(":")[2]] = int(sample.value)
-        for name, text in sample.labels.items():
-            if text.isdigit():
-                values.setdefault(name, int(text))
-    count = next((values[name] for name in _BLOCKS[0] if values.get(name)), None)
-    size = next((values[name] for name in _BLOCKS[1] if values.get(name)), None)
-    if size:
-        yield Learnt(name=BLOCK, tokens=size, source="/metrics")
-    if size and count:
-        yield Learnt(name=KV, tokens=size * count, source="/metrics: blocks")
-
-
-def _logged(log: Path) -> Iterator[Learnt]:
-    try:
-        text = read_file(log, _LOG_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return
-    for name, pattern in _LOG:
-        for found in list(pattern.finditer(text))[:3]:
-            tokens = int(found[1].replace(",", ""))
-            yield Learnt(name=name, tokens=tokens, source=f"the log: {found[0][:60]}")
+    if got.status == 200:
+        yield from by_metrics(got.body.decode("utf-8", "replace"))
 
 
 def _refusals(records: Iterable[RequestRecord]) -> Iterator[Learnt]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from mmrepro.search.fuzz.limits import BLOCK, KV, SIZES, Limits
+from mmrepro.runs.play.limits import BLOCK, KV
+from mmrepro.search.fuzz.limits import SIZES, Limits
 from mmrepro.search.fuzz.options import Dialect
 from mmrepro.search.fuzz.steering import ADAPTERS, Switch
 from mmrepro.search.oracle.reference import LOADS, UNLOADS

@@ -33,6 +33,7 @@ from mmrepro.search.replay.attempts import (
     CaseResult,
     CaseRun,
     CaseSearch,
+    campaign_folder,
     found as found_event,
 )
 from mmrepro.search.replay.store import WriteReplay
@@ -255,7 +256,7 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def _prepare(self) -> Source:
         """The session's folder, and what it begins with: kept there, pictures and all."""
-        self.folder = self.place(EPISODES, DEFAULT_ROOT)
+        self.folder = campaign_folder(self.options, EPISODES, DEFAULT_ROOT)
         source = read_source(self.options.source, self.options.server)
         if self.options.resume is None:
             self.folder = prepared(self.folder)

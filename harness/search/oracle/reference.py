@@ -198,6 +198,23 @@ def comparable(case: Case) -> Case:
     return case.model_copy(update={"server": server, "operations": operations})
 
 
+def with_logprobs(case: Case) -> Case:
+    """The case as it is, but for its greedy requests: they ask for logprobs, if the engine has
+    some. What the server computes stays nearly the same, and a near tie can be told."""
+    plain = PLAIN.get(case.server.engine, Plain(args=(), exact=True))
+    if plain.exact or Version(case.server.release) < Version(plain.logprobs_since):
+        return case
+    operations = []
+    for op in map(opened, case.operations):
+        if op.apart and greedy(op):
+            asked = {**op.parameters, **_asking_logprobs(op, plain)}
+            op = op.model_copy(update={"parameters": asked})
+        operations.append(op)
+    args = [*case.server.args, *plain.logprobs]
+    server = case.server.model_copy(update={"args": args})
+    return case.model_copy(update={"server": server, "operations": operations})
+
+
 def _awaited(case: Case) -> set[str]:
     """Operations of whose answer the client, or another request, waits for a piece."""
     waits = (Barrier.parse(wait) for op in case.operations for wait in op.after)

@@ -192,6 +192,27 @@ class CaseRun:
         raise last
 
 
+def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> Path:
+    """That of --resume, that of --out, or a new one below ``root``. Raises UsageError: there is
+    nothing to go on with; UnwritableOutput: --out already holds such a campaign."""
+    server = options.server
+    if options.resume is not None:
+        if not journal.is_in(options.resume):
+            raise UsageError(
+                f"{options.resume} holds no {journal.what} to go on with.",
+                hint=f"without --resume: {options.command_line()}",
+            )
+        return options.resume.resolve()
+    if options.out is None:
+        return new_folder(root, server.engine, server.release)
+    if journal.is_in(options.out):
+        raise UnwritableOutput(
+            f"{options.out} already holds a {journal.what}.",
+            hint=f"--resume {options.out} goes on with it; or choose another --out",
+        )
+    return options.out
+
+
 class CaseSearch(Search[DocumentT, CaseResult]):
     """A search whose runs are attempts at cases.
 
@@ -214,27 +235,6 @@ class CaseSearch(Search[DocumentT, CaseResult]):
     def resume_command(self) -> str:
         """Goes on in the same folder; nothing that has ended is made again."""
         return self.options.command_line(out=None, resume=self.folder)
-
-    def place(self, journal: JournalKind, root: str) -> Path:
-        """The campaign's folder: that of --resume, that of --out, or a new one below ``root``.
-        Raises UsageError: there is nothing to go on with; UnwritableOutput: --out already holds
-        such a campaign."""
-        options, server = self.options, self.options.server
-        if options.resume is not None:
-            if not journal.is_in(options.resume):
-                raise UsageError(
-                    f"{options.resume} holds no {journal.what} to go on with.",
-                    hint=f"without --resume: {options.command_line()}",
-                )
-            return options.resume.resolve()
-        if options.out is None:
-            return new_folder(root, server.engine, server.release)
-        if journal.is_in(options.out):
-            raise UnwritableOutput(
-                f"{options.out} already holds a {journal.what}.",
-                hint=f"--resume {options.out} goes on with it; or choose another --out",
-            )
-        return options.out
 
     # ------------------------------------------------------------------ within a line of work
 

@@ -61,6 +61,8 @@ class Subject:
     case: Case
     folder: Path
     finding: Finding | None = None
+    contents: Mapping[str, bytes] | None = None
+    """Of its images, where they lie in no folder."""
 
     @property
     def name(self) -> str:
@@ -85,10 +87,19 @@ class Subject:
         made: Scenario = type("Bisected", (type(plain),), members)()
         return made
 
+    def write(self, folder: Path) -> None:
+        """Raises UsageError: an image is missing; UnwritableOutput."""
+        contents = self.contents
+        write_case(
+            self.case,
+            folder,
+            read_contents(self.case, self.folder) if contents is None else contents,
+        )
+
     def making(self, folder: Path) -> ByReplay:
         """How it is run, from the copy that is written into ``folder``. Raises UsageError: an image
         is missing; UnwritableOutput."""
-        write_case(self.case, folder, read_contents(self.case, self.folder))
+        self.write(folder)
         one = self.finding
         if one is None:
             return ByReplay(folder / CASE_FILE)
@@ -240,7 +251,11 @@ class BisectingCase(Bisecting):
         self.subject = subject
         named = replace(options, scenario=subject.name)
         super().__init__(subject.scenario, named, field, write=write)
-        self.making = subject.making(self.folder / CASE_DIR)
+        self.making = self.prepare(self.folder / CASE_DIR)
+
+    def prepare(self, folder: Path) -> Any:
+        """How a point is run, from what is written into ``folder``."""
+        return self.subject.making(folder)
 
     def command(self, **changed: Any) -> str:
         """By the case's place: the name is of this bisection only."""

@@ -12,6 +12,7 @@ from mmrepro.base.machine.files import device_of
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.options import StartMode
+from mmrepro.traffic.capture.mooncake import Excerpt
 from mmrepro.traffic.case.model import ServerWanted
 
 BUDGET, REPEATS, TIMEOUT_S = 40, 3, 600.0
@@ -93,14 +94,26 @@ class ServerCommand(Command):
 
 
 @dataclass(frozen=True)
-class ReplayCommand(ServerCommand):
+class TrafficCommand(ServerCommand):
+    """Options of a command that reads a recording, a trace or a profile."""
+
+    first: int | None = common.FIRST(None)
+    window: tuple[float, float] | None = common.WINDOW(None)
+
+    @property
+    def excerpt(self) -> Excerpt:
+        return Excerpt(self.first, *(self.window or ()))
+
+
+@dataclass(frozen=True)
+class ReplayCommand(TrafficCommand):
     """Options of ``mmrepro replay``; a replay that is continued reads its case in ``resume``."""
 
     COMMAND: ClassVar[str] = "replay"
     file: Path = option(
         Path(),
-        "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json; or the number or "
-        "id of a replay here.",
+        "A HAR, an OpenAI Batch JSONL, a Mooncake trace, a log of vLLM or SGLang, or a case.json; "
+        "the number or id of a replay here; or a profile: chat, code, rag, agents.",
         "FILE",
         argument=True,
         required=True,

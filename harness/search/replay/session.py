@@ -18,7 +18,13 @@ from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import Answer, Finding, FindingClass, Replay, Sighting
 from mmrepro.search.oracle.judge import NO_BLOCKS
 from mmrepro.search.oracle.judged import Judged, alike
-from mmrepro.search.replay.attempts import ENDINGS, Attempts, CaseSearch, StartingPoint
+from mmrepro.search.replay.attempts import (
+    ENDINGS,
+    Attempts,
+    CaseSearch,
+    StartingPoint,
+    campaign_folder,
+)
 from mmrepro.search.replay.confirm import GIVE_UP, decided, rate_of, tally
 from mmrepro.search.replay.known import mitigation
 from mmrepro.search.replay.options import ReplayCommand
@@ -392,7 +398,7 @@ class Replaying(CaseSearch[Replay]):
     def _read(self) -> Case:
         """The case, which is in the replay's folder afterwards, with its pictures."""
         options, server = self.options, {"server": self.options.server}
-        self.folder = self.place(VERDICTS, DEFAULT_ROOT)
+        self.folder = campaign_folder(options, VERDICTS, DEFAULT_ROOT)
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
         captured = self._captured()
@@ -410,5 +416,10 @@ class Replaying(CaseSearch[Replay]):
         """What was recorded. Raises UsageError."""
         options = self.options
         return read(
-            options.file, options.server, host=options.host, concurrency=options.concurrency
+            options.file,
+            options.server,
+            host=options.host,
+            concurrency=options.concurrency,
+            excerpt=options.excerpt,
+            seed=options.seed,
         )

@@ -185,6 +185,7 @@ class Answers:
                     pieces += bool(piece)
                     said = (said + piece)[: HEAD * 2]
                 whole = whole or recorded.finish_reason is not None
+                recorded.pieces = pieces or None
             elif status == 200:
                 said = self._take(json.loads(text), recorded)
         except MALFORMED:

@@ -13,13 +13,23 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import is_file, is_folder, open_to_read
+from mmrepro.base.machine.files import is_file, is_folder, is_there, open_to_read
 from mmrepro.traffic.capture.curl import CURL, curl_requests
 from mmrepro.traffic.capture.engine_logs import SGLANG, UNLOGGED, VLLM, SglangLog, VllmLog, messages
 from mmrepro.traffic.capture.exchanges import METHODS, Exchange, Hears
 from mmrepro.traffic.capture.har import Har, settled
 from mmrepro.traffic.capture.messages import Bodies, Captured, Contents, Unusable
+from mmrepro.traffic.capture.mooncake import (
+    WHOLE,
+    Excerpt,
+    Trace,
+    in_sessions,
+    is_trace,
+    read_trace,
+    requests_of,
+)
 from mmrepro.traffic.capture.parsing import MAX_TEXT, BadJson, Line, events, lines
+from mmrepro.traffic.capture.profiles import PROFILES, trace_of
 from mmrepro.traffic.capture.recorded import SLACK_S, Latest, RecordedRequest, Tally, case_of
 from mmrepro.traffic.case.bodies import JSON_TYPE, members
 from mmrepro.traffic.case.files import read_case
@@ -38,14 +48,16 @@ from mmrepro.traffic.reading import GENERATE
 LIMIT = 20_000
 """Requests that are kept, the last ones."""
 FORMATS = (
-    "a HAR, an OpenAI batch file, a script of curl commands, a request's JSON body, a request log "
-    "of vLLM or SGLang, or a case of mmrepro"
+    "a HAR, an OpenAI batch file, a Mooncake trace, a script of curl commands, a request's JSON "
+    "body, a request log of vLLM or SGLang, or a case of mmrepro"
 )
 RECIPE = "mitmdump --mode reverse:http://127.0.0.1:8000 --set hardump=FILE records a HAR"
 
 NAMES = {
     "har": "HAR",
     "batch": "batch file",
+    "mooncake": "Mooncake trace",
+    "profile": "profile",
     "curl": "script of curl commands",
     "body": "JSON body",
     "vllm-log": "log of vLLM",
@@ -60,9 +72,11 @@ def read(
     *,
     host: str = "",
     concurrency: int | None = None,
+    excerpt: Excerpt = WHOLE,
+    seed: int = 0,
 ) -> Captured:
-    """The requests in ``file``: HAR, OpenAI Batch JSONL, curl commands, a JSON body, a vLLM or
-    SGLang log, or a case, whatever its name is.
+    """The requests in ``file``: HAR, OpenAI Batch JSONL, a Mooncake trace, curl commands, a JSON
+    body, a vLLM or SGLang log, or a case, whatever its name is; or the name of a profile.
 
     Args:
         server: what they are played on. A case of ours (its file, or a finding's folder) keeps its
@@ -70,10 +84,15 @@ def read(
         host: ``HOST[:PORT]`` whose requests are read, where a HAR has those of several.
         concurrency: so many run at once, whatever the recording tells of that. None: as it tells;
             one after the other where it does not.
+        excerpt: the part that is wanted.
+        seed: of prompts that are made up, for a trace or a profile.
 
     Raises:
         UsageError: one sentence, which names the place in the file.
     """
+    if str(file) in PROFILES and not is_there(file):
+        trace = trace_of(str(file), seed, excerpt)
+        return _of_trace(trace, server, Origin(format="profile", file=file.name), concurrency, seed)
     if is_folder(file):
         if not is_file(file / CASE_FILE):
             raise UsageError(f"{file.name} is a folder without a {CASE_FILE}.")
@@ -86,14 +105,24 @@ def read(
                 case, below = read_case(file)
                 contents = Contents(below / IMAGES_DIR)
                 contents.has(i.sha256 for i in case.images.values() if isinstance(i, Content))
+                if excerpt:
+                    places = excerpt.places([op.at_s for op in case.operations])
+                    case = case.keeping({case.operations[place].id for place in places})
                 return Captured(case, contents)
+            if kind == "mooncake":
+                trace = read_trace(lines(opened), file.name, LIMIT, excerpt)
+                origin = Origin(format=kind, file=file.name, sha256=_digest(opened))
+                return _of_trace(trace, server, origin, concurrency, seed)
             tally = Tally(file.name, kind)
             bodies = Bodies(Contents(), own=kind in ("batch", "curl", "body"))
             bodies.adapters |= adapters(server)
             heard = _requests(opened, bodies, tally, host, file.parent)
+            moments = [h.begin if h.at_s is None else h.at_s for h in heard]
+            heard = [heard[place] for place in excerpt.places(moments)]
             tally.dropped.update(bodies.dropped)
-            opened.seek(0)
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            digest = _digest(opened)
+            if not heard:
+                raise _nothing_in(file.name)
         slack = SLACK_S if kind == "har" else 0.0
         case, ordered = case_of(heard, server, bodies, concurrency=concurrency, slack=slack)
         origin = Origin(
@@ -111,6 +140,34 @@ def read(
         return Captured(case, bodies.contents)
     except OSError as error:
         raise UsageError(f"{file.name} cannot be read: {error.strerror or error}.") from error
+
+
+def _digest(file: BufferedReader) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _nothing_in(name: str) -> UsageError:
+    return UsageError(
+        f"{name} has no request in that time.", hint="--window counts seconds from its first one"
+    )
+
+
+def _of_trace(
+    trace: Trace, server: ServerWanted, origin: Origin, concurrency: int | None, seed: int
+) -> Captured:
+    """Raises UsageError."""
+    if not trace.rows:
+        raise _nothing_in(origin.file)
+    heard, notes = requests_of(trace, server, seed)
+    bodies = Bodies(Contents())
+    case, ordered = case_of(heard, server, bodies, concurrency=concurrency)
+    case = in_sessions(case, trace.rows)
+    told = ordered if concurrency is not None else []
+    origin = origin.model_copy(update={"read": len(trace.rows), "notes": [*told, *notes]})
+    kind = f"{NAMES[origin.format]}{f' {origin.file}' * (origin.format == 'profile')}"
+    title = f"{len(case.operations)} requests from a {kind}"
+    return Captured(case.model_copy(update={"origin": origin, "title": title}), bodies.contents)
 
 
 def holds_case(place: Path) -> bool:
@@ -229,6 +286,8 @@ def _by_keys(keys: set[str]) -> str:
         return "batch"
     if {"timestamp", "event"} <= keys:
         return "sglang-log"
+    if is_trace(keys):
+        return "mooncake"
     return "body" if keys & _OF_A_BODY else ""
 
 

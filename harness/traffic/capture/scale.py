@@ -6,6 +6,7 @@ import hashlib
 import io
 import math
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,18 +68,21 @@ def _prompts(operation: Operation) -> tuple[list[str], list[list[int]]]:
     return gathered.prompts, gathered.of_ids
 
 
-class _Lengths:
+class Lengths:
     """Counts tokens of requests, as a model's tokenizer and Qwen2-VL's patches make them."""
 
     def __init__(self, case: Case, contents: Mapping[str, bytes], vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._known: dict[str, int] = {}
+        self._known: dict[str, Sequence[int]] = {}
         self.images = {n: _tokens(_size(n, case.images, contents)) for n in case.images}
 
-    def text(self, text: str) -> int:
+    def ids(self, text: str) -> Sequence[int]:
         if text not in self._known:
-            self._known[text] = len(self._vocabulary.encode(text))
+            self._known[text] = array("q", self._vocabulary.encode(text))
         return self._known[text]
+
+    def text(self, text: str) -> int:
+        return len(self.ids(text))
 
     def prompt(self, operation: Operation) -> int:
         operation = opened(operation)
@@ -106,7 +110,7 @@ def scale(captured: Captured, max_model_len: int, *, model: Path | None = None) 
     """
     case, contents = captured.case, captured.contents
     vocabulary = Vocabulary(model, case.server.model)
-    lengths = _Lengths(case, contents, vocabulary)
+    lengths = Lengths(case, contents, vocabulary)
     refusals = (_LIMIT.search(op.recorded.text) for op in case.operations if op.recorded)
     limit = next((int(one[1] or one[2]) for one in refusals if one), None)
     refused = {op.id for op in case.operations if _too_long(op, lengths, limit)}
@@ -116,7 +120,7 @@ def scale(captured: Captured, max_model_len: int, *, model: Path | None = None) 
     units = _Units(case)
     for _ in range(_STEPS):
         scaled = _scaled(case, contents, units, factor)
-        measured = _Lengths(scaled.case, scaled.contents, vocabulary)
+        measured = Lengths(scaled.case, scaled.contents, vocabulary)
         kept = [op for op in scaled.case.operations if op.id not in refused]
         over = [op.id for op in kept if measured.whole(op) > max_model_len]
         if not over:
@@ -141,7 +145,7 @@ def scale(captured: Captured, max_model_len: int, *, model: Path | None = None) 
     return replace(scaled, case=shown)
 
 
-def _too_long(operation: Operation, lengths: _Lengths, limit: int | None) -> bool:
+def _too_long(operation: Operation, lengths: Lengths, limit: int | None) -> bool:
     recorded = operation.recorded
     if recorded is None or recorded.status not in (400, 413, 422):
         return False
@@ -149,7 +153,7 @@ def _too_long(operation: Operation, lengths: _Lengths, limit: int | None) -> boo
     return longer or bool(_LENGTH.search(recorded.text))
 
 
-def _lengthened(operation: Operation, lengths: _Lengths, max_model_len: int) -> Operation:
+def _lengthened(operation: Operation, lengths: Lengths, max_model_len: int) -> Operation:
     """Its last text goes on, until it does not fit: what it shares with others stays."""
     missing = max_model_len + AROUND * 4 - lengths.prompt(operation)
     if missing <= 0:

@@ -294,6 +294,8 @@ class Vocabulary:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = {i: token.content for i, token in added.items() if token.special}
         self.size = self._tokenizer.get_vocab_size()
+        self.ends = len(self._tokenizer.encode("").ids)
+        """Special tokens that a plain prompt gets at its ends."""
         words = self._words(avoid)
         self.joint = " " if words else ""
         self.pieces: Sequence[str] = words or [
@@ -353,10 +355,7 @@ def _tokenizer(model: Path | None, kind: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     if model is None:
-        with tempfile.TemporaryDirectory(prefix="mmrepro-") as folder:
-            special = DOTS_OCR if kind == "dots-ocr" else QWEN2VL
-            write_tokenizer(Path(folder), 256 + len(special.tokens) + _FILLERS, special)
-            return Tokenizer.from_file(f"{folder}/{FILE}")
+        return _tiny(kind == "dots-ocr")
     try:
         return Tokenizer.from_file(str(model / FILE))
     except Exception as error:  # the library raises nothing narrower
@@ -364,6 +363,16 @@ def _tokenizer(model: Path | None, kind: str) -> Tokenizer:
             f"{model} has no {FILE} that can be read, which lengths are counted with.",
             hint="name a folder with a tokenizer, or leave it away for the tiny models' own",
         ) from error
+
+
+@cache
+def _tiny(dots: bool) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    with tempfile.TemporaryDirectory(prefix="mmrepro-") as folder:
+        special = DOTS_OCR if dots else QWEN2VL
+        write_tokenizer(Path(folder), 256 + len(special.tokens) + _FILLERS, special)
+        return Tokenizer.from_file(f"{folder}/{FILE}")
 
 
 @cache

@@ -229,6 +229,7 @@ class Recorded(Record):
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    pieces: Annotated[int | None, Field(description="of its stream, with text")] = None
     text: Annotated[str, Field(description="of the answer, cut at 200")] = ""
     seconds: float | None = None
 

@@ -93,6 +93,10 @@ class Played(Record):
     loop_ended: Annotated[
         str, Field(description="by the log: the exception that ended the engine's loop")
     ] = ""
+    bodies: Annotated[
+        dict[str, str],
+        Field(description="by operation, its answer as it came, where the play was asked for them"),
+    ] = {}
     deadline_s: Annotated[float, Field(description="silence from then on is a hang")] = 0.0
     early: Annotated[
         bool, Field(description="judged before the deadline, by what stands still")
@@ -203,6 +207,8 @@ class Barriers:
 # ------------------------------------------------------------------ clients
 
 GIVE_UP_S = 5.0
+MOST_BODY = 64 << 10
+"""Characters of an answer that are kept as they came."""
 
 
 class Sending:
@@ -214,26 +220,38 @@ class Sending:
         alive: asked before anything is sent; once it says no, nothing more is.
         unsent: ids of operations that will not be sent any more.
         progress: number that grows whenever a client sees anything; ``progressed``: when.
+        times: by operation, monotonic seconds: sent, each piece of its answer, ended.
         stopped: by ``stop``.
     """
 
     def __init__(
-        self, traffic: Traffic, pictures: Mapping[str, Picture], deadline_s: float, at: Time
+        self,
+        traffic: Traffic,
+        pictures: Mapping[str, Picture],
+        deadline_s: float,
+        at: Time,
+        *,
+        bodies: bool = False,
     ) -> None:
+        """``bodies``: keep each answer as it came."""
         self.traffic, self.pictures, self.deadline_s, self.time = traffic, pictures, deadline_s, at
         self.pending: dict[str, tuple[asyncio.Task[RequestRecord], float]] = {}
         self.unsent: list[str] = []
         self.progress, self.progressed = 0, time.monotonic()
         self.alive: Callable[[], bool] = lambda: True
+        self.times: dict[str, list[float]] = {}
         self.stopped = asyncio.Event()
         self._ended: set[str] = set()
         self._answers: dict[str, str] = {}
+        self._all = bodies
         self._changed = asyncio.Event()
 
     async def perform(self, operations: Sequence[Operation]) -> None:
         """Send them by their barriers until all have ended, or until it is stopped."""
         barriers = Barriers(operations, self.time, self._ended)
-        self._answers |= {source: "" for op in operations for source in op.sources}
+        for op in operations:
+            for id in (*op.sources, *([op.id] if self._all else [])):
+                self._answers.setdefault(id, "")
         began = time.monotonic()
         while (barriers.unsent or barriers.running) and not self.stopped.is_set():
             self._changed.clear()
@@ -247,6 +265,11 @@ class Sending:
                 async with asyncio.timeout(None if due is None else due - elapsed):
                     await self._changed.wait()
         self.unsent += barriers.unsent
+
+    @property
+    def bodies(self) -> dict[str, str]:
+        """Answers as they came, by operation, cut at :data:`MOST_BODY`; {}: none are kept."""
+        return {id: text[:MOST_BODY] for id, text in self._answers.items()} if self._all else {}
 
     def stop(self) -> None:
         """Send nothing more, and wait for nothing."""
@@ -291,7 +314,9 @@ class Sending:
             self._moved(wake=True)
 
         def piece(pieces: int) -> None:
-            self.pending[op.id] = self.pending[op.id][0], time.monotonic()
+            now = time.monotonic()
+            times.append(now)
+            self.pending[op.id] = self.pending[op.id][0], now
             self._moved(wake=barriers.piece(op.id, pieces))
 
         def heard(data: bytes) -> None:
@@ -329,10 +354,12 @@ class Sending:
         )
 
         def ended(_: object) -> None:
+            times.append(time.monotonic())
             barriers.end(op.id)
             self._ended.add(op.id)
             self._moved(wake=True)
 
+        times = self.times[op.id] = [time.monotonic()]
         self._begun(op.id, sending).add_done_callback(ended)
 
     def _begun(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fake_player import NO_START, FakedReplaying, FakePlayer
+from fake_player import NO_START, FakedReplaying, FakePlayer, Fakes, fake_judge
 from fake_plays import SERVER, Answers, fake_case, fake_op
 from fuzz_sessions import FakedFuzzing, server, write_replay
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
@@ -30,15 +30,21 @@ from mmrepro.campaign.matrix.session import Nightly, begin
 from mmrepro.campaign.work import Began, Here, LocalPlaces, Places
 from mmrepro.failure.documents.acceptance import Row, Status
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.searches import ABLATION_FILE, BISECTION_FILE, Ablation, Bisection
+from mmrepro.failure.documents.upgrade import Block, OptionSeen, Side
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
+from mmrepro.runs.play.players import Measuring
 from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.store import STUCK, VERDICTS
+from mmrepro.search.upgrade.options import UpgradeCommand
+from mmrepro.search.upgrade.session import RUNS, Upgrading
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import Evidence
 from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
@@ -150,6 +156,40 @@ def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
     return Opened(policy, policy.local_places())
 
 
+class Measures(Saying):
+    """Measures in a moment: a side that is slower by a tenth, the same in each block."""
+
+    def measure(self, wanted: Measuring, folder: Path) -> Block:
+        self.say(folder.relative_to(self.top).as_posix())
+        values = {"itl": 0.095 + 0.0001 * (wanted.index % 3)}
+        ones = dict.fromkeys(values, 1.0)
+        return Block(index=wanted.index, first="old", changes=values, old=ones, new=ones)
+
+
+class FakedUpgrading(Fakes, Upgrading):
+    """A comparison on fake servers."""
+
+    def judged(self, case: Case, played: Played) -> list[Sighting]:
+        return fake_judge(case, played, engine=None).sightings
+
+    def listed_options(self, side: Side) -> list[OptionSeen]:
+        return []
+
+
+def upgrade(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """Sound answers on both sides, and more time a token on the new one."""
+    traffic = folder.parent / "traffic"
+    case = fake_case([fake_op(f"r{n}") for n in range(3)])
+    write_case(case, traffic)
+    newer = SERVER.model_copy(update={"release": "0.24.0"})
+    place = _place(RUNS, folder)
+    options = UpgradeCommand(traffic=traffic, server=SERVER, new_server=newer, **place)
+    policy = FakedUpgrading(options, write=unwritten)
+    sound = {op.id: "200" for op in case.operations}
+    policy.player, policy.jobs = Measures(lambda _: sound, folder.resolve(), say), jobs
+    return Opened(policy, policy.local_places())
+
+
 def _place(kind: JournalKind, folder: Path) -> dict[str, Any]:
     return {"resume" if kind.is_in(folder) else "out": folder}
 
@@ -219,4 +259,5 @@ KINDS: dict[str, Callable[..., Opened]] = {
     "fuzz": fuzz,
     "ablate": ablate,
     "accept": accept,
+    "upgrade": upgrade,
 }

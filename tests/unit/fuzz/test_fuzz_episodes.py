@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.features import turned_on
 from mmrepro.failure.documents.replay import Learnt
+from mmrepro.runs.play.limits import BLOCK, CONTEXT, KV
 from mmrepro.search.fuzz.episodes import (
     BLOCKS,
     KINDS,
@@ -20,7 +21,7 @@ from mmrepro.search.fuzz.episodes import (
     Episodes,
     Planned,
 )
-from mmrepro.search.fuzz.limits import BLOCK, CONTEXT, KV, Limits
+from mmrepro.search.fuzz.limits import Limits
 from mmrepro.search.fuzz.options import DIALECTS, Profile, dialect_of, under
 from mmrepro.search.fuzz.requests import RESETS
 from mmrepro.search.fuzz.steering import ODDS, SERVERS, Switch, needed_by, offered

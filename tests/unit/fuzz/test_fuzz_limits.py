@@ -11,12 +11,9 @@ from fuzz_sessions import server
 from hypothesis import given, strategies as st
 from mmrepro.base.records import Moment
 from mmrepro.failure.documents.replay import Learnt
+from mmrepro.runs.play.limits import BATCH, BLOCK, CONTEXT, KV
 from mmrepro.search.fuzz.episodes import NARROWING
 from mmrepro.search.fuzz.limits import (
-    BATCH,
-    BLOCK,
-    CONTEXT,
-    KV,
     LONGER,
     NARROW,
     REFUSAL,

@@ -16,6 +16,7 @@ from mmrepro.search.oracle.reference import (
     has_own_format,
     reference_case,
     reference_limits,
+    with_logprobs,
 )
 from mmrepro.traffic.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
@@ -116,6 +117,18 @@ def test_what_is_compared_is_asked_for_greedily() -> None:
 
 
 # ---------------------------------------------------------------------- the comparison
+
+
+def test_logprobs_are_all_that_is_added_for_two_sides() -> None:
+    case = case_of(2)
+    case.operations[1] = operation(1, parameters={"temperature": 0.7}, stream=True)
+    told = with_logprobs(case)
+    greedy, sampled = told.operations
+    added = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True}
+    assert greedy.parameters == case.operations[0].parameters | added
+    assert sampled == case.operations[1]
+    assert told.server == case.server
+    assert with_logprobs(case_of(2, "minivllm")) == case_of(2, "minivllm")  # it has none
 
 
 def test_noise_is_counted_and_no_sighting() -> None:

@@ -1,0 +1,93 @@
+"""What measurements tell a bisection: whether a metric has moved at a point as far as at the bad
+end.
+
+Each run of a point is a comparison with the good end, under the same traffic and in turn, so that
+what drifts on a machine falls on both. Changes are logarithms of new over old, turned so that more
+is worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.runs.changes import Metric, quantile
+
+FLOOR = 0.002
+"""Nothing is measured more exactly than this: two servers of one release differ by as much."""
+CERTAIN = 20.0
+"""Odds, as a logarithm, of what needs no measurement: that the good end is like itself."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A change: its mean, the standard error of that, and degrees of freedom of the error."""
+
+    mean: float
+    error: float
+    freedom: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """That holds the change with 95 %."""
+        reach = quantile(0.025, self.freedom) * self.error
+        return self.mean - reach, self.mean + reach
+
+    def words(self, metric: Metric) -> str:
+        """``4.9 % slower (4.1 to 5.7)``, ``unchanged (-0.4 to +0.6 %)``."""
+        low, high = (100 * metric.relative(end) for end in self.interval)
+        unit = "points" if metric.points else "%"
+        if low <= 0 <= high:
+            return f"unchanged ({low:+.1f} to {high:+.1f} {unit})"
+        verb = metric.verbs[self.mean < 0]
+        ends = sorted((abs(low), abs(high)))
+        value = 100 * abs(metric.relative(self.mean))
+        return f"{value:.1f} {unit} {verb} ({ends[0]:.1f} to {ends[1]:.1f})"
+
+    def odds(self, moved: Reading) -> float:
+        """Logarithm of the odds that the metric moved as far as ``moved``, and not at all. The
+        tails are Student's, so that few blocks never make it certain."""
+        spread = math.hypot(self.error, moved.error)
+        there, gone = (((self.mean - to) / spread) ** 2 for to in (moved.mean, 0.0))
+        freedom = self.freedom
+        return (freedom + 1) / 2 * (math.log1p(gone / freedom) - math.log1p(there / freedom))
+
+
+def reading(runs: Sequence[Attempt]) -> Reading | None:
+    """All runs of a point that measured something, as one. Where they differ by more than each by
+    itself explains, the error is as large as that asks for. None: there is none."""
+    found = [run.measured for run in runs if run.measured is not None and run.measured.blocks > 1]
+    if not found:
+        return None
+    errors = [max(one.error, FLOOR) for one in found]
+    weights = [1 / error**2 for error in errors]
+    total = sum(weights)
+    mean = sum(w * one.change for w, one in zip(weights, found, strict=True)) / total
+    freedom = sum(one.blocks - 1 for one in found)
+    error = 1 / math.sqrt(total)
+    if len(found) > 1:
+        apart = sum(w * (one.change - mean) ** 2 for w, one in zip(weights, found, strict=True))
+        error *= math.sqrt(max(1.0, apart / (len(found) - 1)))
+    return Reading(mean, error, freedom)
+
+
+def differ(ends: Reading, worse: float) -> bool | None:
+    """Whether the ends differ, and by as much as the change ``worse``; None: it is left open."""
+    low, high = ends.interval
+    if high < worse:
+        return False
+    return True if low > 0 and ends.mean > worse / 2 else None
+
+
+def is_step(whole: Reading, before: Reading, after: Reading) -> bool:
+    """Whether the change of the ends came at this boundary, all but a quarter, as far as can be
+    told; else it creeps, or came in several steps."""
+    error = math.hypot(after.error, before.error)
+    reach = quantile(0.025, min(after.freedom, before.freedom)) * error
+    return after.mean - before.mean + reach >= 0.75 * whole.mean
+
+
+NOTHING = Reading(0.0, FLOOR, 30)
+"""Of the good end, against itself."""

@@ -1,0 +1,57 @@
+"""``mmrepro upgrade``: two sides of an engine under the same traffic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import typer
+from mmrepro.base.errors import ExitCode
+from mmrepro.cli.options import command
+from mmrepro.search.upgrade.options import UpgradeCommand
+
+
+@command(UpgradeCommand)
+def upgrade(asked: UpgradeCommand) -> None:
+    """Compare two releases, trees or settings of an engine under your traffic.
+
+    Starts, failures, answers, protocol, speed and memory, on servers that it starts itself, in
+    turn. Exit codes: 0 nothing found; 1 a difference that matters; 3 something could not be told;
+    4 infrastructure.
+
+    Example:  mmrepro upgrade 0.32.0 0.33.0 --engine vllm --traffic night.har
+    """
+    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.cli.campaign import carry_out
+    from mmrepro.cli.console import announce
+    from mmrepro.cli.sources import released
+    from mmrepro.engines import spec_for
+    from mmrepro.reports.documents import keep
+    from mmrepro.reports.upgrade import KIND
+    from mmrepro.search.replay.known import server_wanted
+    from mmrepro.search.upgrade.session import Upgrading
+
+    old, new = asked.sides()
+    before, after = (
+        released(replace(asked, release=release, tree=tree), asked.engine)
+        for release, tree in ((old, asked.tree), (new, asked.new_tree))
+    )
+    named = {"engine": asked.engine} if asked.engine else {}
+    wanted = partial(server_wanted, asked.traffic, asked.resume)
+    first = wanted(named | asked.asked | {"release": before.release})
+    second = wanted(named | asked.asked_new | {"release": after.release})
+    asked = replace(asked, server=first, new_server=second)
+    if not (asked.ray or asked.resume):
+        for release in dict.fromkeys((first.release, second.release)):
+            announce(spec_for(first.engine, release, asked.device), yes=asked.yes)
+    made = carry_out(
+        Upgrading(asked, write=partial(keep, KIND)),
+        KIND,
+        asked,
+        TrialOptions(),
+        jobs=None if asked.ray else 1,
+        device=asked.device,
+        budget_s=asked.budget_s,
+    )
+    failed = made.state == "failed"
+    raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

@@ -1,0 +1,260 @@
+"""Where a metric moved: at each point of a bisection it is compared with the good end's."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrepro.base.errors import BadIncident, ExitCode, UsageError
+from mmrepro.campaign.bisect.measured import CERTAIN, NOTHING, Reading, differ, is_step, reading
+from mmrepro.campaign.bisect.options import BisectCommand
+from mmrepro.campaign.bisect.plan import Field
+from mmrepro.campaign.bisect.search import CLEAR, Found, SearchOptions
+from mmrepro.campaign.bisect.session import Bisecting
+from mmrepro.campaign.trial import TrialOptions
+from mmrepro.campaign.work import Began
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Measured
+from mmrepro.failure.documents.searches import (
+    Bisection,
+    PointVerdict,
+    Side,
+    SideConclusion,
+)
+from mmrepro.failure.documents.stored import load_document
+from mmrepro.failure.documents.upgrade import UPGRADE_FILE, Upgrade
+from mmrepro.failure.signature import Outcome
+from mmrepro.runs.changes import FEWEST, Metric
+from mmrepro.scenario.registry import scenario_names
+from mmrepro.search.replay.bisected import BisectingCase, Subject, subject
+from mmrepro.search.replay.known import server_wanted
+from mmrepro.search.upgrade.options import UpgradeCommand
+from mmrepro.traffic.capture.read import read
+from mmrepro.traffic.case.model import CASE_FILE
+
+END_RUNS = 3
+"""Comparisons of the two ends, at most, until it is known whether they differ."""
+BUDGET = 12
+"""Comparisons at most, once one of them has left it open."""
+STARTS = 100
+"""Servers that one comparison starts, at most."""
+
+
+def traffic(asked: BisectCommand) -> Subject:
+    """What is sent to each point. Raises UsageError: no such traffic, or no engine."""
+    if (known := subject(asked.scenario)) is not None:
+        return known
+    if asked.scenario in scenario_names():
+        raise UsageError(
+            f"{asked.scenario} is a failure: a metric is measured under traffic.",
+            hint=f"mmrepro bisect night.har --engine vllm --measure {asked.measure}",
+        )
+    if not asked.engine:
+        raise UsageError(
+            "--engine says which engine the traffic is played on.",
+            hint=f"mmrepro bisect {asked.scenario} --measure {asked.measure} --engine vllm",
+        )
+    place = Path(asked.scenario)
+    named: dict[str, object] = {"engine": asked.engine}
+    if asked.server_args:
+        named["args"] = list(asked.server_args)
+    captured = read(place, server_wanted(place, None, named))
+    return Subject(place, captured.case, place.parent, contents=captured.contents)
+
+
+@dataclass
+class ByComparison:
+    """Runs of a point, by ``mmrepro upgrade``, against ``good``.
+
+    Attributes:
+        good: the release of the good end.
+        worse: the change that is to be told from none.
+    """
+
+    case: Path
+    metric: Metric
+    good: str
+    worse: float
+    file: str = UPGRADE_FILE
+    starts: int = STARTS
+
+    def command(self, cell: Cell, options: TrialOptions) -> UpgradeCommand:
+        share = f"{self.metric.relative(self.worse):.2%}"
+        return UpgradeCommand(
+            old=self.good,
+            new=cell.release,
+            traffic=self.case,
+            only=self.metric.name,
+            worse=(f"{self.metric.name}={share}",),
+            device=cell.device,
+            timeout_s=options.timeout_s,
+            start_mode=options.start_mode,
+            yes=True,
+        )
+
+    def outcome(self, folder: Path, code: int | None, words: str) -> dict[str, object]:
+        """What the comparison in ``folder`` says of the metric."""
+        try:
+            made = load_document(folder, UPGRADE_FILE, Upgrade)
+        except BadIncident:
+            kind = Lost.USAGE if code == ExitCode.USAGE else Lost.INFRASTRUCTURE
+            return {"lost": kind, "error": words or f"mmrepro upgrade ended with {code}"}
+        name = self.metric.name
+        found = [b.changes[name] for b in made.blocks if not b.error and name in b.changes]
+        if len(found) < FEWEST:
+            why = next((b.error for b in made.blocks if b.error), made.failure or words)
+            why = why or f"{self.metric.words} was not measured"
+            return {"lost": Lost.INFRASTRUCTURE, "error": why}
+        sign = 1 if self.metric.worse == "higher" else -1
+        one = Measured(
+            metric=name,
+            change=sign * statistics.fmean(found),
+            error=statistics.stdev(found) / math.sqrt(len(found)),
+            blocks=len(found),
+        )
+        moved = one.change > self.worse / 2
+        return {
+            "outcome": Outcome.REPRODUCED if moved else Outcome.NOT_REPRODUCED,
+            "measured": one,
+            "explanation": f"{self.metric.words}: {one.change:+.2%}, {len(found)} blocks",
+        }
+
+
+class BisectingMetric(BisectingCase):
+    """A bisection of a metric: its runs are comparisons with the good end."""
+
+    options: BisectCommand
+
+    def __init__(
+        self,
+        subject: Subject,
+        options: BisectCommand,
+        field: Field,
+        *,
+        write: Callable[[Bisection, Path], object],
+    ) -> None:
+        self.metric = options.metric
+        self._moved: Reading | None = None
+        self._why, self._untold = "", False
+        """Why there is nothing to search for; whether it could not be told."""
+        super().__init__(subject, options, field, write=write)
+        self.document.measure = self.metric.name
+        self.good = field.far(options.directions[0])
+        if self.good == field.bad:
+            raise UsageError("The two ends are the same.", hint="--good RELEASE --bad RELEASE")
+
+    def prepare(self, folder: Path) -> ByComparison:
+        self.subject.write(folder)
+        return ByComparison(folder / CASE_FILE, self.metric, "", self.options.worse_by)
+
+    def search_options(self) -> SearchOptions:
+        options = self.options
+        return SearchOptions(
+            options.confidence, options.repeat, options.linear, budget=BUDGET, always=True
+        )
+
+    # ------------------------------------------------------------------ the search
+
+    def _start(self) -> None:
+        """Both ends first."""
+        if why := self._read(self.good):
+            raise UsageError(f"The good end cannot be read: {why}")
+        bad, points = self.field.bad, self.field.points
+        self._fetching(self.good, there=self._is_there(self.good))
+        self.making.good = points[self.good].release
+        points[self.good].verdict = PointVerdict.GOOD
+        points[self.good].why = "all others are compared with it"
+        self._board.odds[self.good] = -CERTAIN
+        self._board.runs[self.good] = [PointVerdict.GOOD] * 2
+        self._bad = self._ends(bad)
+        self.document.known_bad = points[bad].name if self._bad is not None else ""
+        self._started = True
+
+    def _ends(self, bad: int) -> int | None:
+        name, good = self._board.names[bad], self._board.names[self.good]
+        self._why, self._untold = f"{name} cannot be measured against {good}", True
+        for _ in range(END_RUNS):
+            self._board.run(bad)
+            if (found := reading(self.field.points[bad].runs)) is None:
+                continue
+            apart = differ(found, self.options.worse_by)
+            self._why = f"{self.metric.words} of {name} against {good}: {found.words(self.metric)}"
+            if apart:
+                self._moved = found
+                # What a probe has to tell apart is known from here on.
+                self.making.worse = max(found.mean / 2, self.options.worse_by / 2)
+                self._weighed(bad)
+                return bad
+            if apart is False:
+                self._why += f": it did not move by {self.options.worse} to the worse"
+                self._untold = False
+                return None
+        self._why += "; this machine is too noisy to tell"
+        return None
+
+    def _oracle(self, number: int) -> PointVerdict:
+        if number == self.good:
+            return PointVerdict.GOOD
+        verdict = super()._oracle(number)
+        odds = self._board.odds.get(number)
+        if odds is None or verdict is PointVerdict.UNTESTABLE:
+            return verdict
+        return PointVerdict.BAD if odds > 0 else PointVerdict.GOOD
+
+    def _note(self, number: int, attempt: Attempt) -> None:
+        super()._note(number, attempt)
+        self._weighed(number)
+
+    def _weighed(self, number: int) -> None:
+        """What all runs of a point tell together."""
+        point = self.field.points[number]
+        if (found := reading(point.runs)) is None:
+            return
+        point.why = f"{self.metric.words}: {found.words(self.metric)}"
+        if self._moved is None:
+            return
+        odds = self._board.odds[number] = found.odds(self._moved)
+        point.verdict = PointVerdict.BAD if odds > 0 else PointVerdict.GOOD
+        if abs(odds) < CLEAR:
+            point.verdict = PointVerdict.BOTH
+
+    def adjust(self, side: Side, found: Found | None) -> None:
+        """In the words of a metric."""
+        if self._moved is None:
+            side.explanation = self._why
+            if self._untold:
+                side.conclusion = SideConclusion.INCONCLUSIVE
+            return
+        if found is None or found.bad is None or found.beyond is None:
+            return
+        after, before = self._reading(found.bad), self._reading(found.beyond)
+        names = self._board.names
+        if found.conclusion is SideConclusion.FOUND:
+            changed = max(found.bad, found.beyond)
+            side.explanation = (
+                f"{self.metric.words} moved in {names[changed]}: against {names[self.good]} it is "
+                f"{after.words(self.metric)} in {names[found.bad]}, and "
+                f"{before.words(self.metric)} in {names[found.beyond]}"
+            )
+        if not is_step(self._moved, before, after):
+            step = self.metric.relative(after.mean - before.mean)
+            whole = self.metric.relative(self._moved.mean)
+            side.notes.append(
+                f"it creeps, or moved in several steps: this one is {step:+.1%} of {whole:+.1%} "
+                "between the ends, and the boundary is where half of that has come"
+            )
+
+    def _reading(self, number: int) -> Reading:
+        found = reading(self.field.points[number].runs)
+        return NOTHING if found is None or number == self.good else found
+
+    # ------------------------------------------------------------------ a run
+
+    def attempt(self, want: Began) -> Attempt:
+        return Bisecting.attempt(self, want)
+
+    def incident(self, attempt: Attempt) -> Incident | None:
+        return None

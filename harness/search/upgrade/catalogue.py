@@ -1,0 +1,131 @@
+"""Known failures of which one side's release is known to have one and the other's is not.
+
+What recorded runs of a release show counts before the range that a scenario declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from mmrepro.failure.documents.upgrade import Area, Difference, Outcome
+from mmrepro.failure.signature import Outcome as RunOutcome, Truth
+from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.scenarios.data import recorded_runs
+from mmrepro.search.oracle.loud import GRAMMARS
+from mmrepro.tools.catalogue.find import entries
+from mmrepro.tools.catalogue.recorded import load
+from mmrepro.tools.catalogue.standing import Known, known
+from mmrepro.traffic.case.bodies import opened
+from mmrepro.traffic.case.model import Case, Operation, ServerWanted
+from packaging.version import InvalidVersion, Version
+
+IMAGES, GRAMMAR, LEAVES = "images", "a grammar", "a client that leaves"
+"""Words of ``Scenario.needs``."""
+
+
+def compare(case: Case, new: ServerWanted) -> list[Difference]:
+    """The known failures that the case's own server has and ``new`` has not, and the other way
+    round. One that the traffic cannot meet is listed, one of NEW that it could meet matters."""
+    old = case.server
+    try:
+        releases = Version(old.release), Version(new.release)
+    except InvalidVersion:
+        said = "Known failures were not looked up: a source tree is no release."
+        return [_difference("known failures", said, Outcome.NONE)]
+    if old.engine != new.engine or releases[0] == releases[1]:
+        return []
+    ops = [opened(op) for op in case.operations]
+    failures = [one for one in known(load(recorded_runs()))[0] if one.scenario.engine == old.engine]
+    found: list[Difference] = []
+    apart: dict[bool, list[str]] = {True: [], False: []}
+    for one in failures:
+        before, after = (_has(one, server) for server in (old, new))
+        name, has = one.scenario.name, after[0]
+        if before[0] == after[0] or any(name == done.subject for done in found):
+            continue  # of several variants the first one that the traffic could meet
+        could = _could_meet(one.scenario, new if has else old, ops)
+        if not could:
+            apart[has].append(name)
+            continue
+        sides = ("NEW has it", "OLD has not") if has else ("OLD has it", "NEW has not")
+        reasons = (after[1], before[1]) if has else (before[1], after[1])
+        both = zip(sides, reasons, strict=True)
+        said = f"{name} ({one.scenario.title}): "
+        said += ", ".join(f"{side} ({why})" for side, why in both)
+        said += f"; {fixed}" if (fixed := _fixed(one.scenario)) else ""
+        said += f"; the traffic could meet it: {could}."
+        evidence = [f"{r.id} {r.url}" for r in one.scenario.references]
+        found.append(_difference(name, said, matters=has, has=(not has, has), evidence=evidence))
+    met = {one.subject for one in found}
+    return [*found, *_listed({has: [*dict.fromkeys(names)] for has, names in apart.items()}, met)]
+
+
+def _listed(apart: Mapping[bool, Sequence[str]], met: Collection[str]) -> Iterator[Difference]:
+    for has, all_names in apart.items():
+        if names := [name for name in all_names if name not in met]:
+            side = "NEW alone has" if has else "OLD alone has"
+            said = f"{side} these known failures too, which this traffic cannot meet: "
+            said += f"{', '.join(names)}."
+            yield _difference("other known failures", said, has=(not has, has), evidence=names)
+
+
+def _has(one: Known, server: ServerWanted) -> tuple[bool, str]:
+    """Whether a release has the failure, and by what that is known."""
+    outcomes = {run.outcome for run in one.at(server.release)}
+    if RunOutcome.REPRODUCED in outcomes:
+        return True, "reproduced in a recorded run"
+    if RunOutcome.NOT_REPRODUCED in outcomes:
+        return False, "not reproduced in a recorded run"
+    affected = one.scenario.affects(server.release)
+    return affected, f"by its range, {one.scenario.affected_range}"
+
+
+def _could_meet(scenario: Scenario, server: ServerWanted, ops: Sequence[Operation]) -> str:
+    """What of the traffic or the server's command it needs; "": it cannot happen."""
+    facts = LiveFacts(server.engine, server.release, tuple(server.args))
+    exposure = scenario.exposure(facts)
+    if exposure.truth is Truth.NOT_MET and scenario.affects(server.release):
+        return ""  # an option of the command keeps it away
+    if not scenario.needs:
+        return "it needs nothing that traffic shows"
+    return next((f"it has {need}" for need in scenario.needs if _met(need, server, ops)), "")
+
+
+def _met(need: str, server: ServerWanted, ops: Sequence[Operation]) -> bool:
+    if need == IMAGES:
+        return any(op.images for op in ops)
+    if need == GRAMMAR:
+        return any(op.parameters.get(name) for op in ops for name in GRAMMARS)
+    if need == LEAVES:
+        return any(op.leave for op in ops)
+    if need.startswith("-"):
+        return any(arg.partition("=")[0] == need for arg in server.args)
+    return any(op.parameters.get(need) is not None for op in ops)
+
+
+def _fixed(scenario: Scenario) -> str:
+    """Where it is fixed, as far as that is known."""
+    told = (one.fixed for one in entries() if (one.kind, one.name) == ("scenario", scenario.name))
+    return next(told, scenario.upstream.words)
+
+
+def _difference(
+    subject: str,
+    said: str,
+    outcome: Outcome = Outcome.DIFFERENCE,
+    *,
+    matters: bool = False,
+    has: tuple[bool, bool] | None = None,
+    evidence: Sequence[str] = (),
+) -> Difference:
+    before, after = has or (None, None)
+    return Difference(
+        area=Area.FAILURES,
+        subject=subject,
+        outcome=outcome,
+        matters=matters,
+        statement=said,
+        old=before,
+        new=after,
+        evidence=list(evidence),
+    )

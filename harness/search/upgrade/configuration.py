@@ -1,0 +1,69 @@
+"""The configuration that a server runs with, as its own log prints it when it starts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+MOST_LINES = 20_000
+"""Of a log: settings are printed when a server starts."""
+_LINES = (
+    re.compile(r"server_args=(?:ServerArgs)?(?P<told>[({].*)"),  # SGLang
+    re.compile(r"Initializing an? (?:V\d )?LLM engine \(v\S+\) with config: (?P<told>.*)"),  # vLLM
+)
+_OPAQUE = re.compile(r"<[\w.]+(?:: (?:'[^']*'|[^<>]*?))?>|<[\w.]+ [^<>]*>")
+"""How Python prints what it cannot print so that it can be read again: enumerations, objects."""
+
+
+def of_log(log: Path) -> dict[str, str]:
+    """The settings that a server's log prints; {}: it cannot be read."""
+    try:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            return read(islice(lines, MOST_LINES))
+    except OSError:
+        return {}
+
+
+def read(lines: Iterable[str]) -> dict[str, str]:
+    """Settings by name, the fields of a setting as ``name.field``; {}: the log prints none."""
+    found: dict[str, str] = {}
+    for line in lines:
+        for form in _LINES:
+            if told := form.search(line):
+                for name, value in fields(told["told"]).items():
+                    found.setdefault(name, value)
+    return found
+
+
+def fields(text: str) -> dict[str, str]:
+    """What ``Name(a=1, b=Other(c=2))``, ``{'a': 1}`` and ``a=1, b=2`` hold, by dotted names; {}:
+    it is none of them."""
+    plain = _OPAQUE.sub(lambda opaque: repr(opaque[0]), text.strip().rstrip(","))
+    for attempt in (plain, f"_{plain}", f"_({plain})"):
+        try:
+            tree = ast.parse(attempt, mode="eval").body
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            continue
+        found = {name: value for name, value in _flat(tree, "") if name}
+        if found:
+            return found
+    return {}
+
+
+def _flat(node: ast.expr, name: str) -> Iterator[tuple[str, str]]:
+    dot = f"{name}." if name else ""
+    if isinstance(node, ast.Call) and node.keywords and not node.args:
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                yield from _flat(keyword.value, dot + keyword.arg)
+    elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        for key, value in zip(node.keys, node.values, strict=True):
+            assert isinstance(key, ast.Constant)
+            yield from _flat(value, dot + str(key.value))
+        if not node.keys:
+            yield name, "{}"
+    else:
+        yield name, ast.unparse(node)

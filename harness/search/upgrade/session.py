@@ -1,0 +1,545 @@
+"""A comparison of two sides of an engine: which servers are started, and when it is enough.
+
+All of the traffic is played twice on each side, A B B A, for what servers answer; then blocks are
+measured until the statistics are settled or the time is over.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import statistics
+import subprocess
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import mmrepro
+import psutil
+from mmrepro.base.machine import journal
+from mmrepro.base.machine.host import child_environment, host_facts
+from mmrepro.base.machine.journal import Journal, JournalKind, Line
+from mmrepro.base.records import Moment, Record
+from mmrepro.base.text.redact import Redactor
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import Found, RunEnded
+from mmrepro.campaign.measure import Measured, MeasureRun
+from mmrepro.campaign.search import Search, Spent
+from mmrepro.campaign.work import Began, Order
+from mmrepro.engines import get_engine, spec_for
+from mmrepro.engines.environments.build import existing
+from mmrepro.failure.documents.folder import prepared
+from mmrepro.failure.documents.upgrade import (
+    RUNS_FILE,
+    UPGRADE_FILE,
+    Area,
+    Block,
+    Difference,
+    OptionSeen,
+    Outcome,
+    Side,
+    SideRun,
+    Upgrade,
+)
+from mmrepro.runs.changes import BUSY, LOOKS, changes, difference, enough
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.play.players import Measuring, PlayOptions, Servers
+from mmrepro.search.oracle.judge import judge
+from mmrepro.search.oracle.reference import with_logprobs
+from mmrepro.search.replay.attempts import (
+    ENDINGS,
+    PLAYED_FILE,
+    CaseResult,
+    CaseRun,
+    campaign_folder,
+)
+from mmrepro.search.upgrade import (
+    answers,
+    catalogue,
+    configuration,
+    failures,
+    help_text,
+    protocol,
+    starts,
+)
+from mmrepro.search.upgrade.options import UpgradeCommand
+from mmrepro.traffic.capture.read import read
+from mmrepro.traffic.case.files import case_digest, read_case, write_case
+from mmrepro.traffic.case.model import Case, ServerWanted
+from mmrepro.traffic.case.sending import Played, PlayState
+from pydantic import Field, TypeAdapter
+
+DEFAULT_ROOT = "upgrades"
+RUNS_DIR, BLOCKS_DIR = "runs", "blocks"
+TOGETHER_BYTES = 6 << 30
+"""Memory that is free where two servers live at once: each takes 1.5 GiB with a tiny model."""
+HELP_S = 180.0
+LEAST_S, MOST_S = 2.0, 60.0
+"""Seconds of traffic of a block on each side, at least and at most; between them, as long as two
+starts take."""
+PARTS_S, ANSWERS = (0.5, 30.0), 5.0
+"""Seconds of a part, at least and at most; between them, as long as so many answers take."""
+BROKEN_BLOCKS = 3
+"""In a row, after which nothing more is measured."""
+PLAYS: tuple[tuple[Side, int], ...] = (("old", 1), ("new", 1), ("new", 2), ("old", 2))
+
+
+class Head(journal.Head):
+    """The first line: whose runs follow."""
+
+    case: Annotated[str, Field(description="digest of the traffic")]
+
+    def other_than(self, asked: Any) -> str:
+        if self.mmrepro_version == asked.mmrepro_version and self.case != asked.case:
+            return "is of other traffic"
+        return super().other_than(asked)
+
+
+class Calibrated(Line):
+    kind: Literal["deadlines"] = "deadlines"
+    answer_s: float
+    suspect_s: float
+    rule: str = ""
+
+    @property
+    def once(self) -> str:
+        return "The deadlines were measured"
+
+
+class Ran(Line):
+    kind: Literal["run"] = "run"
+    run: SideRun
+
+    @property
+    def once(self) -> str:
+        return f"Run {self.run.index} of the {self.run.side} side ended"
+
+
+class MeasuredLine(Line):
+    kind: Literal["block"] = "block"
+    block: Block
+
+    @property
+    def once(self) -> str:
+        return f"Block {self.block.index} was measured"
+
+
+AnyLine: TypeAlias = Annotated[Head | Calibrated | Ran | MeasuredLine, Field(discriminator="kind")]
+RUNS = JournalKind("comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(AnyLine))
+WriteUpgrade = Callable[[Upgrade, Path], object]
+
+
+class Upgrading(Search[Upgrade, Record]):
+    """A comparison in progress.
+
+    Attributes:
+        servers: how all of them are started.
+        runs: of all of the traffic, by side.
+        blocks: that were measured, in their order.
+    """
+
+    kind = "comparison"
+
+    def __init__(self, options: UpgradeCommand, *, write: WriteUpgrade) -> None:
+        """``write`` writes the documents below the folder, each time that they have grown."""
+        super().__init__()
+        self.options, self._write = options, write
+        self.sides: dict[Side, ServerWanted] = {"old": options.server, "new": options.new_server}
+        self.servers = Servers(
+            options.server, options.start_mode, options.timeout_s, options.device
+        )
+        self.runs: dict[Side, list[SideRun]] = {"old": [], "new": []}
+        self.blocks: list[Block] = []
+        self.case = self._read()
+        self._orders: dict[tuple[str, int], Order] = {}
+        self._journal: Journal | None = None
+        self._of_runs: tuple[int, list[Difference]] = 0, []
+        self.works = [self.run]
+        self.document = self._blank()
+
+    @property
+    def resume_command(self) -> str:
+        return self.options.command_line(out=None, resume=self.folder)
+
+    def standing(self) -> str:
+        made = sum(map(len, self.runs.values()))
+        words = [f"{made} of {len(PLAYS)} runs", f"{len(self.blocks)} blocks"]
+        words += [d.subject for d in self.document.matter[:3]]
+        return ", ".join(words)
+
+    # ------------------------------------------------------------------ the line of work
+
+    def run(self) -> None:
+        """All of it."""
+        try:
+            if not self.options.only:
+                self._play(self._deadlines())
+            if all(run.started for some in self.runs.values() for run in some):
+                self._measure()
+        except Spent:
+            self._limit("the time was over (--budget) before all was settled")
+
+    def _deadlines(self) -> Deadlines:
+        kept = next((line for line in self._kept if isinstance(line, Calibrated)), None)
+        if kept is None:
+            order = CaseRun("deadlines", "deadlines", self.servers)
+            result = self._made(order, order.began)
+            assert isinstance(result, CaseResult)
+            found = result.deadlines
+            assert found is not None
+            kept = self._append(
+                Calibrated(answer_s=found.answer_s, suspect_s=found.suspect_s, rule=found.rule)
+            )
+        return Deadlines(kept.answer_s, kept.suspect_s, kept.rule)
+
+    def _play(self, deadlines: Deadlines) -> None:
+        """All of the traffic, twice on each side."""
+        kept = {(r.run.side, r.run.index): r.run for r in self._kept if isinstance(r, Ran)}
+        works: list[Callable[[], object]] = []
+        other: dict[Side, Side] = {"old": "new", "new": "old"}
+        for first, index in PLAYS:
+            side = other[first] if self.options.seed % 2 else first
+            if (side, index) in kept:
+                self._ran(kept[side, index], kept=True)
+            else:
+                works.append(functools.partial(self._play_one, side, index, deadlines))
+        if works:
+            self.beside(works)
+        self._compare()
+
+    def _play_one(self, side: Side, index: int, deadlines: Deadlines) -> None:
+        case = with_logprobs(self.case.model_copy(update={"server": self.sides[side]}))
+        order = CaseRun(
+            f"{side} {index}",
+            f"{side}, {self.sides[side].label}, all of the traffic, {index} of 2",
+            self.servers,
+            f"{RUNS_DIR}/{side}-{index}",
+            case=case,
+            contents=self.folder,
+            options=PlayOptions(deadlines, early=False, blocks=6, bodies=True),
+        )
+        result = self._made(order, order.began)
+        assert isinstance(result, CaseResult)
+        self._ran(self._append(Ran(run=self._observed(side, index, case, result))).run)
+
+    def _observed(self, side: Side, index: int, case: Case, result: CaseResult) -> SideRun:
+        played, folder = result.played, self.folder / result.place
+        assert played is not None
+        (folder / PLAYED_FILE).write_text(played.model_dump_json(), encoding="utf-8")
+        return SideRun(
+            side=side,
+            index=index,
+            state=played.state,
+            error="" if played.state is PlayState.ENDED else played.said,
+            start_s=played.start_s,
+            seconds=result.seconds,
+            sightings=self.judged(case, played),
+            fields={id: protocol.fields_of(body.encode()) for id, body in played.bodies.items()},
+            config=configuration.of_log(folder / played.log_file) if index == 1 else {},
+            options=self.listed_options(side) if index == 1 else [],
+            folder=result.place,
+        )
+
+    def judged(self, case: Case, played: Played) -> list[Any]:
+        """What is wrong with it by itself."""
+        return judge(case, played, engine=get_engine(case.server.engine)).sightings
+
+    def listed_options(self, side: Side) -> list[OptionSeen]:
+        """The options that the side's server lists; []: its environment is not on this machine."""
+        wanted = self.sides[side]
+        environment = existing(spec_for(wanted.engine, wanted.release, self.options.device))
+        if environment is None:
+            return []
+        env = child_environment({**wanted.env, **help_text.WIDE})
+        for argv in help_text.commands(get_engine(wanted.engine), environment):
+            try:
+                ended = subprocess.run(
+                    argv, env=env, capture_output=True, text=True, timeout=HELP_S, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+            if found := help_text.read(ended.stdout):
+                return found
+        return []
+
+    def _ran(self, run: SideRun, *, kept: bool = False) -> None:
+        some = self.runs[run.side]
+        file = self.folder / run.folder / PLAYED_FILE
+        some.append(
+            run.model_copy(update={"played": Played.model_validate_json(file.read_bytes())})
+        )
+        some.sort(key=lambda one: one.index)
+        both = [*self.runs["old"], *self.runs["new"]]
+        self.document.runs = [r.model_copy(update={"played": None, "fields": {}}) for r in both]
+        what = f"{run.side}, all of the traffic"
+        bad = bool(run.sightings)
+        outcome = ", ".join(dict.fromkeys(s.finding_class for s in run.sightings)) or run.state
+        self.campaign.emit(
+            RunEnded(
+                what=what,
+                index=run.index,
+                outcome=outcome,
+                tone="bad" if bad else "soft",
+                seconds=run.seconds,
+                kept=kept,
+            )
+        )
+        self.write()
+
+    # ------------------------------------------------------------------ blocks
+
+    def _measure(self) -> None:
+        lines = (line for line in self._kept if isinstance(line, MeasuredLine))
+        kept = {line.block.index: line.block for line in lines}
+        broken = 0
+        for look in LOOKS:
+            wanted = range(len(self.blocks) + 1, look + 1)
+            for index in wanted:
+                if (block := kept.get(index)) is None:
+                    order = self._block(index)
+                    made = self._made(order, order.began)
+                    assert isinstance(made, Measured)
+                    block = self._append(MeasuredLine(block=made.block)).block
+                self._took(block, kept=index in kept)
+                broken = broken + 1 if block.error else 0
+                if broken == BROKEN_BLOCKS:
+                    self._limit(f"nothing more was measured: {block.error}")
+                    return
+            self._compare()
+            if enough(self._changes()):
+                return
+
+    def _block(self, index: int) -> MeasureRun:
+        started = [run.start_s for some in self.runs.values() for run in some]
+        started += [values.get("start", 0.0) for b in self.blocks for values in (b.old, b.new)]
+        seconds = min(MOST_S, max(LEAST_S, 2 * max(started, default=0.0)))
+        measuring = Measuring(
+            self.sides["old"],
+            self.sides["new"],
+            self.case,
+            self.folder,
+            index=index,
+            seed=self.options.seed,
+            together=self.document.interleaved == "requests",
+            part_s=min(PARTS_S[1], max(PARTS_S[0], ANSWERS * self._answer_s())),
+            seconds=seconds,
+            at_once=self.options.at_once,
+        )
+        place = f"{BLOCKS_DIR}/{index:03d}"
+        return MeasureRun("block", "old and new in turn, block", self.servers, measuring, place)
+
+    def _answer_s(self) -> float:
+        """What an answer takes."""
+        played = [run.played for some in self.runs.values() for run in some if run.played]
+        took = [r.latency_s for one in played for r in one.evidence.requests if r.answered]
+        took += [block.old["latency"] for block in self.blocks if "latency" in block.old]
+        return statistics.median(took) if took else 1.0
+
+    def _took(self, block: Block, *, kept: bool) -> None:
+        self.blocks.append(block)
+        self.document.blocks = self.blocks
+        shown = [m for m in ("ttft", "itl", "tpot", "throughput") if m in block.changes]
+        words = ", ".join(f"{m} {block.changes[m]:+.1%}" for m in shown)
+        self.campaign.emit(
+            RunEnded(
+                what="block",
+                index=block.index,
+                outcome=block.error or words or "nothing was measured",
+                tone="unsure" if block.error else "soft",
+                seconds=block.seconds,
+                kept=kept,
+            )
+        )
+        self.write()
+
+    def _changes(self) -> list[Any]:
+        sound = [block for block in self.blocks if not block.error]
+        return changes(
+            sound, self.options.thresholds, self.options.confidence, only=self.options.only
+        )
+
+    # ------------------------------------------------------------------ what follows
+
+    def _compare(self) -> None:
+        """All differences, from what is known now."""
+        made = sum(map(len, self.runs.values()))
+        if self._of_runs[0] != made:
+            self._of_runs = made, self.compared()
+        found = [*self._of_runs[1], *map(difference, self._changes())]
+        before = {d.subject for d in self.document.matter}
+        order = list(Area)
+        self.document.differences = sorted(found, key=lambda d: order.index(d.area))
+        for one in self.document.matter:
+            if one.subject not in before:
+                self.campaign.emit(Found(text=f"{one.subject}: {one.statement}"))
+        self.write()
+
+    def compared(self) -> list[Difference]:
+        """What the runs of all of the traffic show."""
+        old, new = self.runs["old"], self.runs["new"]
+        if not (old and new):
+            return []
+        known = [
+            *answers.compare(old, new, case=self.case),
+            *protocol.compare(old, new, case=self.case),
+        ]
+        return [
+            *starts.compare(old, new, old_server=self.sides["old"], new_server=self.sides["new"]),
+            *failures.compare(old, new, case=self.case, known=known),
+            *catalogue.compare(self.case, self.sides["new"]),
+            *known,
+        ]
+
+    def _conclude(self) -> None:
+        """What is to be said of the whole, at its end."""
+        document, blocks = self.document, [b for b in self.blocks if not b.error]
+        self._compare()
+        if not any(d.metric for d in document.differences) and all(
+            run.started for run in document.runs
+        ):
+            few = f"{len(blocks)} blocks were measured, too few for an interval"
+            why = (
+                few if blocks else self.blocks[-1].error if self.blocks else "nothing was measured"
+            )
+            untold = Difference(
+                area=Area.SPEED, subject="times", outcome=Outcome.UNTOLD, statement=why
+            )
+            document.differences.append(untold)
+        busy = [block.client_busy for block in blocks]
+        if busy and sorted(busy)[len(busy) // 2] > BUSY:
+            self._limit(
+                f"the client was the bottleneck: it computed for {max(busy):.0%} of the time, so "
+                "the servers may differ by more"
+            )
+        noise = sorted(block.noise for block in blocks)
+        if noise and noise[len(noise) // 2] > 0.2:
+            cores = os.cpu_count() or 1
+            self._limit(
+                f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores meanwhile"
+            )
+
+    def _limit(self, text: str) -> None:
+        if text not in self.document.limits:
+            self.document.limits.append(text)
+
+    # ------------------------------------------------------------------ asked by the campaign
+
+    def begin(self, campaign: Campaign[Upgrade]) -> None:
+        super().begin(campaign)
+        options = self.options
+        decides = {
+            # Digests: what is written down is redacted, and is held against what is asked.
+            "old": _digest(options.server),
+            "new": _digest(options.new_server),
+            "--seed": str(options.seed),
+            "--at-once": str(options.at_once),
+            "--interleave": options.interleave,
+        }
+        head = Head(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            case=case_digest(self.case),
+            decides=decides,
+        )
+        self._journal = Journal(RUNS, self.folder, head)
+        self.document.id = self._journal.head.id
+        self.write()
+
+    @property
+    def _kept(self) -> Sequence[Line]:
+        assert self._journal is not None
+        return self._journal.kept
+
+    def _append(self, line: Any) -> Any:
+        assert self._journal is not None
+        return self._journal.append(line)
+
+    def _made(self, order: CaseRun | MeasureRun, began: Began) -> Record:
+        self._orders[began.key] = order
+        made = self.result(began)
+        del self.done[began.key], self._orders[began.key]
+        return made
+
+    def order_of(self, want: Began) -> Order:
+        return self._orders[want.key]
+
+    def keep(self, line: Record) -> tuple[str, int]:
+        """Whoever asked for it writes it down."""
+        assert isinstance(line, CaseResult | Measured)
+        return line.id, line.block.index if isinstance(line, Measured) else 1
+
+    def affords(self, want: Began) -> bool:
+        took = [block.seconds for block in self.blocks[-3:]]
+        took = took or [run.seconds for run in self.document.runs]
+        return self.campaign.fits(max(took, default=0.0))
+
+    def end(self, state: State, failure: str) -> Upgrade:
+        self.break_off()
+        document = self.document
+        try:
+            if state is not State.FAILED:
+                self._conclude()
+            document.state, document.failure = ENDINGS[state], failure
+            document.finished = Moment.now()
+            self.write()
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+        return document
+
+    def write(self) -> None:
+        self._write(Redactor().redact_model(self.document), self.folder)
+
+    # ------------------------------------------------------------------ what it begins with
+
+    def _read(self) -> Case:
+        """The traffic, which is in the folder afterwards, with its pictures."""
+        options, server = self.options, {"server": self.options.server}
+        self.folder = campaign_folder(options, RUNS, DEFAULT_ROOT)
+        if options.resume is not None:
+            return read_case(self.folder)[0].model_copy(update=server)
+        captured = read(options.traffic, options.server, excerpt=options.excerpt, seed=options.seed)
+        case = captured.case.model_copy(update=server)
+        self.folder = prepared(self.folder)
+        write_case(case, self.folder, captured.contents)
+        return case
+
+    def _blank(self) -> Upgrade:
+        options = self.options
+        return Upgrade(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            created=Moment.now(),
+            state="interrupted",
+            failure=f"the comparison has not ended; to resume, run: {self.resume_command}",
+            command=options.command_line(),
+            resume=self.resume_command,
+            server=options.server,
+            new=options.new_server,
+            origin=self.case.origin,
+            requests=len(self.case.operations),
+            seed=options.seed,
+            confidence=options.confidence,
+            thresholds=options.thresholds,
+            interleaved=_interleaved(options),
+            host=host_facts(),
+        )
+
+
+def _digest(server: ServerWanted) -> str:
+    """What a journal keeps of a server: paths and secrets of it would be written without what
+    makes them out."""
+    whole = server.model_dump_json().encode()
+    return f"{server.label}, {hashlib.sha256(whole).hexdigest()[:12]}"
+
+
+def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
+    """``requests`` where both servers can live at once, and an idle one does not compute."""
+    if options.interleave != "auto":
+        return options.interleave
+    engine = get_engine(options.server.engine)
+    spec = spec_for(options.server.engine, options.server.release, options.device)
+    room = psutil.virtual_memory().available >= TOGETHER_BYTES
+    return "requests" if spec.device == "cpu" and not engine.idle_loops and room else "servers"
