@@ -54,7 +54,7 @@ def traffic(folder: Path, requests: int = 24) -> Path:
 def compared(delay: float, seed: int, case: Path, folder: Path, budget: str) -> dict:
     """A comparison against a side whose tokens take longer by that share; 0: the same."""
     command = [
-        *(sys.executable, "-m", "mmrepro.cli", "upgrade", "0.1", "0.1"),
+        *(sys.executable, "-m", "mmrepro", "upgrade", "0.1", "0.1"),
         *("--engine", "minivllm", "--traffic", str(case), "--seed", str(seed)),
         *("--budget", budget, "--out", str(folder), "--yes"),
     ]
