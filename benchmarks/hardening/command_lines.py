@@ -42,7 +42,7 @@ from hardening.common import apart, loopback_up
 from mmrepro.base.errors import ExitCode
 from mmrepro.campaign.bisect.once import GitCode
 
-LIMIT_S, KILL_S = 10.0, 30.0
+LIMIT_S, KILL_S = 10.0, 100.0
 WAITING_S = {("diagnose",): 20.0, ("matrix", "run"): 25.0}
 """Of commands that are asked to wait: a request's deadline of 15 s and what is beside it; a night,
 each cell of which fails after a second or two, since nothing can be built here."""
@@ -69,7 +69,9 @@ STREAMS = {
 @dataclass
 class Ran:
     """One command line. ``growth_kib``: what the process kept; ``peak_kib``: its most while it ran,
-    as far as that was more than before."""
+    as far as that was more than before. ``seconds``: in one process, without those in which it had
+    no processor; where a line is a process of its own, its start and all waits count, so no limit
+    holds but ``KILL_S``."""
 
     line: list[str]
     code: int | None
@@ -81,6 +83,8 @@ class Ran:
 
     @property
     def limit_s(self) -> float:
+        if self.how != IN_PROCESS:
+            return KILL_S
         waiting = (s for words, s in WAITING_S.items() if (*self.line[: len(words)],) == words)
         return next(waiting, LIMIT_S)
 
@@ -103,6 +107,14 @@ class Ran:
 # ---------------------------------------------------------------- in one process
 
 
+def no_processor() -> float:
+    """Seconds that this thread was ready to run and did not: a busy machine, not a slow line."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:  # a kernel that does not count them
+        return 0.0
+
+
 def worker(lines: list[list[str]], folder: Path, pipe: int) -> None:
     """In a forked child: run ``lines`` one after another; never returns."""
     from mmrepro.cli import main
@@ -121,7 +133,7 @@ def worker(lines: list[list[str]], folder: Path, pipe: int) -> None:
         os.lseek(output, 0, os.SEEK_SET)
         os.write(pipe, b'"began"\n')
         before, highest, code, escaped = memory("VmRSS"), memory("VmHWM"), None, ""
-        began = time.monotonic()
+        began = time.monotonic() - no_processor()
         sys.argv = ["mmrepro", *line]
         try:
             main()
@@ -129,7 +141,7 @@ def worker(lines: list[list[str]], folder: Path, pipe: int) -> None:
             code = ended.code if isinstance(ended.code, int) else 0
         except BaseException as error:
             escaped = f"Traceback (most recent call last): {type(error).__name__}: {error}"
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - no_processor() - began
         os.chdir(cwd)
         size = os.fstat(output).st_size
         said = os.pread(output, 4000, max(0, size - 4000)).decode(errors="replace") + escaped

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hardening.common import apart, loopback_up
 from mmrepro.base import processes
 
-LIMIT_S, PATIENCE_S = 10.0, 120.0
+LIMIT_S, PATIENCE_S = 60.0, 120.0
 MODES = ("cold", "fork", "warm")
 SIGNALS = ("KILL", "TERM", "HUP", "INT")
 WHOM = ("mmrepro", "supervisor", "group")

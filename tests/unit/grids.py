@@ -14,7 +14,12 @@ EXAMPLES = 20
 
 def examples(count: int, **more: Any) -> settings:
     """So many examples for each change; in another profile as many times more as it has itself."""
-    return settings(max_examples=count * settings.default.max_examples // EXAMPLES, **more)
+    return settings(max_examples=times(count), **more)
+
+
+def times(count: int) -> int:
+    """So many draws of a test's own dice for each change; in another profile more, likewise."""
+    return count * settings.default.max_examples // EXAMPLES
 
 
 def grid(cases: Iterable[Any], *, always: Collection[Any]) -> list[Any]:

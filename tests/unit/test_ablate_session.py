@@ -44,6 +44,7 @@ CPU = {"device": "cpu"}
 def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
     """``ablate(world, factors=…)``: an ablation in its own folder, with a cache of the test."""
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(key, "closure", worlds.closure_once)
     place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
     monkeypatch.setattr(cells, "existing", lambda spec: place)
 

@@ -159,60 +159,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert json.loads((out / "bisection.json").read_text())["state"] == "interrupted"
 
 
-KILLED = """
-import os, signal, sys
-sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
-from matrix_nights import FakeProvisions
-from mmrepro.campaign.bisect import plan as points
-from mmrepro.campaign.trial import Trials
-from mmrepro.campaign.cluster import where
-where.Provisions = lambda *rest: FakeProvisions()
-from test_bisect_session import Made, listed
-points.points_of = lambda scenario, options: listed()
-made = Made()
-def run(self, cell, folder, root, *, night, index, role):
-    if len(made.made) == {after}:
-        folder.mkdir(parents=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    attempt = made.run(cell, folder, root, night=night, index=index, role=role)
-    print(cell.release, index, flush=True)
-    return attempt
-Trials.run = run
-from mmrepro.cli import main
-sys.argv = ["mmrepro", "bisect", "ghost-key-eviction", "--device", "cpu", "--out", {out!r}]
-sys.argv += ["--resume"] if {resume} else []
-main()
-"""
-
-
-def test_kill_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "b"
-
-    def call(after: int, *, resume: bool) -> tuple[int, list[str]]:
-        code = KILLED.format(
-            tests=str(Path(__file__).parent), out=str(out), after=after, resume=resume
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "MMREPRO_CACHE_DIR": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = done.stdout.splitlines()
-        return done.returncode, [x for x in lines if len(x.split()) == 2 and x[0] == "0"]
-
-    code, first = call(3, resume=False)
-    assert code == -signal.SIGKILL
-    assert len(first) == 3
-    code, second = call(99, resume=True)
-    assert code == 0
-    assert len(first + second) == len(set(first + second))
-    document = json.loads((out / "bisection.json").read_text())
-    assert document["fixed"]["verified"] is True
-    assert sum(len(p["runs"]) for p in document["points"]) == len(first + second)
-
-
 def test_time_and_places_are_asked_for_as_of_every_campaign(tmp_path: Path) -> None:
     out, events = tmp_path / "b", tmp_path / "events.jsonl"
     where = ("--jobs", "2", "--budget", "30s", "--out", str(out))

@@ -11,6 +11,7 @@ from pathlib import Path
 import cloned
 import pytest
 from cloned import KERNELS, Clone
+from in_process import mmrepro
 from matrix_nights import FakeProvisions
 from mmrepro.base.errors import UsageError
 from mmrepro.campaign.bisect.clone import history
@@ -262,12 +263,12 @@ def test_git_bisect_run_finds_it(clone: Clone, tmp_path: Path) -> None:
         (),
     ],
 )
-def test_a_wrong_command_line_stops_git_bisect(tmp_path: Path, argv: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        [*program(tmp_path), *argv], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 128, done.stderr
-    assert done.stderr
+def test_a_wrong_command_line_stops_git_bisect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, said = mmrepro("bisect-run", "--kernels", KERNELS, "--device", "cpu", *argv)
+    assert (code, bool(said)) == (128, True)
 
 
 def test_ctrl_c_stops_git_bisect(clone: Clone, tmp_path: Path) -> None:

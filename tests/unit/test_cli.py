@@ -60,9 +60,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     return run
 
 
-def refused(*argv: object, cwd: Path | None = None) -> str:
+def refused(done: Said) -> str:
     """What a wrong use is told: exit status 2, on stderr alone."""
-    done = mmrepro(*argv, cwd=cwd)
     assert done.returncode == ExitCode.USAGE, done.stderr
     assert done.stdout == ""
     return done.stderr
@@ -135,7 +134,7 @@ def test_a_word_that_is_no_utf8(here: Here, tmp_path: Path, command: tuple[str, 
 
 
 def test_an_unknown_scenario(tmp_path: Path) -> None:
-    said = refused("run", "ghost-key-evicton", cwd=tmp_path)
+    said = refused(mmrepro("run", "ghost-key-evicton", cwd=tmp_path))
     assert said == (
         "There is no scenario 'ghost-key-evicton'. Did you mean ghost-key-eviction?\n"
         "Next: mmrepro list\n"
@@ -151,15 +150,15 @@ def test_a_release_that_is_none(here: Here, tmp_path: Path, release: str) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_scenario_file_that_is_no_python(tmp_path: Path) -> None:
+def test_a_scenario_file_that_is_no_python(here: Here, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Mine(:\n")
-    said = refused("run", "mine.py", cwd=tmp_path)
+    said = refused(here("run", "mine.py"))
     assert "mine.py line 1 is not valid Python: " in said
 
 
-def test_an_output_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_written(here: Here, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = refused("run", SCENARIOS[0], "--device", "cpu", "--out", tmp_path / "file" / "run")
+    said = refused(here("run", SCENARIOS[0], "--device", "cpu", "--out", tmp_path / "file/run"))
     assert "cannot be written: Not a directory." in said
     assert "Next: mmrepro run … --out DIR" in said
 
@@ -204,8 +203,8 @@ def test_a_report_of_a_folder_without_an_incident(
     assert str(tmp_path) in said.stderr
 
 
-def test_a_report_of_no_folder(tmp_path: Path) -> None:
-    assert str(tmp_path / "none") in refused("report", tmp_path / "none")
+def test_a_report_of_no_folder(here: Here, tmp_path: Path) -> None:
+    assert str(tmp_path / "none") in refused(here("report", tmp_path / "none"))
 
 
 def test_list_show_and_schema_print_one_json_document(here: Here) -> None:
@@ -269,7 +268,7 @@ def test_the_version(here: Here) -> None:
 
 def test_nothing_and_an_unknown_command(here: Here) -> None:
     assert here().returncode in (0, ExitCode.USAGE)
-    assert "no-such" in refused("no-such")
+    assert "no-such" in refused(here("no-such"))
 
 
 @pytest.fixture
@@ -294,8 +293,8 @@ def judged() -> Incident:
     )
 
 
-def test_the_schema_describes_incidents_and_refuses_others(judged: Incident) -> None:
-    schema = json.loads(mmrepro("schema").stdout)
+def test_the_schema_describes_incidents_and_refuses_others(here: Here, judged: Incident) -> None:
+    schema = json.loads(here("schema").stdout)
     validator = jsonschema.validators.validator_for(schema)
     validator.check_schema(schema)
     check = validator(schema)

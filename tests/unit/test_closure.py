@@ -40,7 +40,8 @@ def parsed(tree: ast.AST, types_only: str = TYPES_ONLY) -> Iterator[tuple[str, t
     elif isinstance(tree, ast.ImportFrom):
         yield "." * tree.level + (tree.module or ""), tuple(alias.name for alias in tree.names)
     for child in children:
-        yield from parsed(child, types_only)
+        if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
+            yield from parsed(child, types_only)
 
 
 def test_a_lazy_module_imports_what_it_names_for_type_checkers() -> None:

@@ -14,8 +14,10 @@ from dataclasses import replace
 
 import irrelevant
 import pytest
+import verdicts
 from apart import APART, Apart
 from edits import edits
+from grids import times
 from imposters import CORPUS, imposters
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Finding, Outcome, Truth
@@ -41,8 +43,9 @@ def scenario_of(incident: Incident) -> Scenario:
 
 def reproduced() -> dict[str, Incident]:
     """Recordings that are, by name; each is the caller's."""
-    found = {path.stem: load(path) for path in sorted(CORPUS.glob("*.zip"))}
-    return {name: one for name, one in found.items() if one.outcome is REPRODUCED}
+    rows = verdicts.read()["recordings"]
+    names = [name for name in sorted(rows) if rows[name]["outcome"] == REPRODUCED]
+    return {name: load(CORPUS / f"{name}.zip") for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +105,9 @@ def test_some_edits_of_some_recordings(corpus: dict[str, Incident]) -> None:
     tried = [
         (name, *one)
         for name in chosen.sample(sorted(corpus), 12)
-        for one in consequences(corpus[name], chosen, most=30)
+        for one in consequences(corpus[name], chosen, most=times(10))
     ]
-    assert len(tried) >= 300
+    assert len(tried) >= 100
     assert not [one for one in tried if not one[-1]]
 
 
@@ -159,11 +162,11 @@ def believed(one: Apart, packed: dict[str, bytes], names: list[str]) -> tuple[in
 
 @pytest.mark.parametrize("one", APART, ids=[one.name for one in APART])
 def test_nothing_apart_is_believed(one: Apart, packed: dict[str, bytes]) -> None:
-    """In two recordings that it changes; all of them every night."""
+    """In a recording that it changes; in all of them every night."""
     names = sorted(packed)
     random.Random(one.name).shuffle(names)
     tried, left, rest = 0, [], iter(names)
-    while tried < 2 and (name := next(rest, "")):
+    while not tried and (name := next(rest, "")):
         more, found = believed(one, packed, [name])
         tried, left = tried + more, left + found
     assert tried, "it changes nothing in any recording"

@@ -3,6 +3,7 @@ holds."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -16,51 +17,64 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EVIDENCE = ROOT / "tests/evidence/ghost-key-eviction-0.23.0.zip"
 WITHOUT = """
-import sys
+import io, json, sys
 for name in {modules}:
     sys.modules[name] = None
 from mmrepro.cli import main
-sys.argv = ["mmrepro", *sys.argv[1:]]
-main()
+told = sys.stdout
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["mmrepro", *words]
+    sys.stdout, sys.stderr = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    code = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    sys.stderr.flush()
+    print(json.dumps([code, sys.stderr.buffer.getvalue().decode()]), file=told)
 """
+"""Commands one after another where the modules of the extra cannot be imported."""
+NEEDLESS: dict[tuple[str, ...], int] = {
+    ("demo", "--print"): 0,
+    ("judge", str(EVIDENCE)): 0,
+    ("report", str(EVIDENCE), "--format", "html"): 0,
+    ("find", "Expected a cached item"): 0,
+    ("logs", str(ROOT / "tests/unit/test_core.py")): 3,
+    ("why", str(ROOT / "tests/unit/test_core.py")): 3,
+    ("diagnose", "http://127.0.0.1:1"): 1,
+    ("watch", "http://127.0.0.1:1", "--once"): 1,
+    ("list",): 0,
+    ("show", "ghost-key-eviction"): 0,
+}
+NEEDING = ("replay x.har --engine vllm", "fuzz minivllm --budget 1m", "new odd --engine vllm")
 
 
-def core(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """``mmrepro`` where the modules of the extra cannot be imported."""
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], tuple[int, str]]:
+    """The exit code of each, and what it printed on stderr."""
+    commands = [*NEEDLESS, *(tuple(words.split()) for words in NEEDING)]
     code = WITHOUT.format(modules=(*RUN_MODULES, "ray"))
-    command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    words = [sys.executable, "-c", code, json.dumps(commands)]
+    folder = tmp_path_factory.mktemp("core")
+    ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    said = [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
+    return dict(zip(commands, said, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("demo", "--print"), 0),
-        (("judge", str(EVIDENCE)), 0),
-        (("report", str(EVIDENCE), "--format", "html"), 0),
-        (("find", "Expected a cached item"), 0),
-        (("logs", str(ROOT / "tests/unit/test_core.py")), 3),
-        (("why", str(ROOT / "tests/unit/test_core.py")), 3),
-        (("diagnose", "http://127.0.0.1:1"), 1),
-        (("watch", "http://127.0.0.1:1", "--once"), 1),
-        (("list",), 0),
-        (("show", "ghost-key-eviction"), 0),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_the_core_needs_no_extra(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
-    ran = core(tmp_path, *words)
-    assert (ran.returncode, ran.stderr) == (code, "")
+def test_the_core_needs_no_extra(core: dict[tuple[str, ...], tuple[int, str]]) -> None:
+    found = {words: core[words] for words in NEEDLESS}
+    assert found == {words: (code, "") for words, code in NEEDLESS.items()}
 
 
-@pytest.mark.parametrize(
-    "words", ["replay x.har --engine vllm", "fuzz minivllm --budget 1m", "new odd --engine vllm"]
-)
-def test_a_missing_extra_is_one_sentence_with_the_line_to_type(tmp_path: Path, words: str) -> None:
-    ran = core(tmp_path, *words.split())
-    assert ran.returncode in (2, 4)
-    assert ran.stderr.splitlines()[-1] == "Next: pip install 'mmrepro[run]'"
-    assert len(ran.stderr.splitlines()) == 2
+@pytest.mark.parametrize("words", NEEDING)
+def test_a_missing_extra_is_one_sentence_with_the_line_to_type(
+    core: dict[tuple[str, ...], tuple[int, str]], words: str
+) -> None:
+    code, said = core[tuple(words.split())]
+    assert code in (2, 4)
+    assert said.splitlines()[-1] == "Next: pip install 'mmrepro[run]'"
+    assert len(said.splitlines()) == 2
 
 
 def test_the_modules_of_the_extra_are_those_of_its_packages() -> None:

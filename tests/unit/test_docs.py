@@ -103,6 +103,7 @@ def commands(page: Path) -> Iterator[list[str]]:
                     yield words[1:]
 
 
+@cache
 def whole() -> Any:
     """The root command with every command below it."""
     root: Any = typer.main.get_command(app)

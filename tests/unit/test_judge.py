@@ -73,6 +73,27 @@ def test_the_shipped_list_of_claims_is_the_corpus(incidents: dict[str, Incident]
     assert claims_of(incidents) == claims().read_text(), "record.py --table"
 
 
+CHANGES = ("--mitigation", "--flip", "--server-arg", "--option")
+LIMITS = ("--max-model-len", "--context-length")
+
+
+def test_the_recordings_were_made_by_what_the_scenarios_declare(
+    incidents: dict[str, Incident],
+) -> None:
+    """The server and its model. A number that is only sent is judged by nobody; a wrong one would
+    make another run, of which the corpus says nothing."""
+    plain = {n: i for n, i in incidents.items() if not any(word in i.command for word in CHANGES)}
+    assert len(plain) >= 100
+    for name, incident in plain.items():
+        scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+        command = incident.engine.command
+        assert not [word for word in scenario.server_args if word not in command], name
+        limits = [command[command.index(limit) + 1] for limit in LIMITS if limit in command]
+        assert limits in ([str(scenario.max_model_len)], []), name
+        assert incident.model is not None, name
+        assert Path(incident.model.path).name == scenario.model.key, name
+
+
 def test_the_corpus_stays_small() -> None:
     assert sum(path.stat().st_size for path in CORPUS) <= LIMIT_BYTES
 

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import termios
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
+from grids import grid
 from mmrepro.base.errors import ExitCode
 from simple_incident import incident
 
@@ -44,7 +46,9 @@ def shell(
     return done
 
 
-@pytest.mark.parametrize("command", ["show ghost-key-eviction", "--help"])
+@pytest.mark.parametrize(
+    "command", grid(["show ghost-key-eviction", "--help"], always=["show ghost-key-eviction"])
+)
 def test_what_the_encoding_lacks_is_escaped(command: str) -> None:
     wide = shell(f"$M {command}", PYTHONUTF8="1").stdout.decode()
     for name, variables in NARROW.items():
@@ -65,12 +69,18 @@ def test_json_stays_json(variables: dict[str, str], tmp_path: Path) -> None:
     assert odd in json.dumps(json.loads(done.stdout.decode("latin-1")), ensure_ascii=False)
 
 
-@pytest.mark.parametrize("command", ["list", "list --json", "--help"])
+LOST = {"> /dev/full": "No space left on device", ">&-": "Bad file descriptor"}
+
+
 @pytest.mark.parametrize(
-    ("stdout", "why"),
-    [("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
+    ("command", "stdout"),
+    grid(
+        product(["list", "list --json", "--help"], LOST),
+        always=[("list --json", "> /dev/full"), ("--help", ">&-")],
+    ),
 )
-def test_a_stdout_that_takes_nothing(stdout: str, why: str, command: str) -> None:
+def test_a_stdout_that_takes_nothing(stdout: str, command: str) -> None:
+    why = LOST[stdout]
     done = shell(f"$M {command} {stdout}")
     assert done.stderr.decode() == f"What was to be said could not be written to stdout: {why}.\n"
     assert done.returncode == ExitCode.INFRASTRUCTURE
@@ -82,7 +92,9 @@ def test_nothing_said_is_nothing_lost() -> None:
     assert b"no-such-scenario" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["schema", "show ghost-key-eviction", "--help"])
+@pytest.mark.parametrize(
+    "command", grid(["schema", "show ghost-key-eviction", "--help"], always=["schema", "--help"])
+)
 def test_a_reader_that_leaves(command: str) -> None:
     """A pipe nobody reads any more, opened before the command starts: no race with ``head``."""
     done = shell(f"exec 3> >(:); wait $!; $M {command} >&3")

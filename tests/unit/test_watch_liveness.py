@@ -273,20 +273,32 @@ def checker(url: str, deadline_s: float = 2.0) -> Iterator[Checker]:
         ("deaf", "idles while a request waits"),
     ],
 )
+@pytest.mark.usefixtures("in_time")
 def test_a_process_that_stands_still_ends_liveness(mode: str, says: str) -> None:
     health = Health(failures=2, grace_s=0.0)
     with fake_engine(mode) as (_, url), checker(url) as made:
         for _ in range(2):
-            found = made.check()
+            found = told_by_stacks(made)
             health.observe(found)
             assert found.verdict is CheckOutcome.FAILED, found.why
             assert says in found.why
     assert not health.live
 
 
+def told_by_stacks(made: Checker) -> Check:
+    """The first check that says more than the silence: on a busy machine one may have no time for
+    any stacks."""
+    for _ in range(30):
+        found = made.check()
+        if found.why != "a small request: no answer in time":
+            return found
+    raise AssertionError("no check had stacks")
+
+
+@pytest.mark.usefixtures("in_time")
 def test_one_that_computes_is_given_time() -> None:
     with fake_engine("moves") as (_, url), checker(url) as made:
-        found = made.check()
+        found = told_by_stacks(made)
     assert found.verdict is CheckOutcome.SILENT
     assert "its stacks move" in found.why
 

@@ -147,7 +147,7 @@ def test_a_client_that_hangs_up_is_no_traceback(capfd: pytest.CaptureFixture[str
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 client.close()
         assert answered(made)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while any(t.name.startswith("Thread-") and "process_request" in t.name for t in every()):
         assert time.monotonic() < deadline
     assert capfd.readouterr() == ("", "")
@@ -175,12 +175,13 @@ def test_an_error_of_our_own_is_told(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("part", [b"G", b"GET /live HTTP/1.0\r\nx-", b"GET / HTTP/1.0\r\nA: b\r\n"])
 def test_a_slow_writer_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
-    monkeypatch.setattr(server, "EXCHANGE_S", 1.0)
+    monkeypatch.setattr(server, "EXCHANGE_S", 0.5)
     with served() as made, socket.create_connection(made.address, 5) as client:
         began = time.monotonic()
         client.sendall(part)
         client.settimeout(0.1)
-        while time.monotonic() < began + 20:
+        while True:
+            assert time.monotonic() < began + 100, "it was never cut off"
             try:
                 if not client.recv(1):
                     break
@@ -189,5 +190,5 @@ def test_a_slow_writer_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch, pa
                 client.sendall(b"a")  # always within the time for one piece
             except ConnectionError:
                 break
-        assert 0.9 < time.monotonic() - began < 10
+        assert time.monotonic() - began > 0.4
         assert answered(made)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import in_process
 import pytest
 from mmrepro.base import processes
 from mmrepro.cli.app import app
@@ -45,12 +46,13 @@ def command(code: str, *words: str) -> list[str]:
 
 def why(folder: Path, *words: str, child: list[str] = []) -> tuple[int, dict[str, Any]]:  # noqa: B006
     log = ["--log", str(folder / "start.log")] if child else []
-    done = subprocess.run(
-        [*MMREPRO, "why", "--json", *log, *words, *(["--", *child] if child else [])],
-        capture_output=True, text=True, cwd=folder, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        code, out, error = in_process.mmrepro(
+            "why", "--json", *log, *words, *(["--", *child] if child else [])
+        )
+    assert out, error
+    return code, json.loads(out)
 
 
 def test_a_command_that_ends_with_a_known_cause(tmp_path: Path) -> None:
@@ -196,13 +198,14 @@ def test_logs_of_which_nothing_can_be_told(tmp_path: Path) -> None:
         (["--", "zebra-that-is-no-program"], "There is no program"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(words: list[str], text: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*MMREPRO, "why", *words], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert len(done.stderr.splitlines()) <= 2
+def test_what_cannot_be_done_is_one_sentence(
+    words: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, said = in_process.mmrepro("why", *words)
+    assert code == 2
+    assert text in said
+    assert len(said.splitlines()) <= 2
 
 
 @pytest.fixture

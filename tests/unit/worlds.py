@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from made_up import hang_run, healthy_run, judge
@@ -16,7 +17,7 @@ from mmrepro.failure.documents import GateFacts, Incident, WheelFacts
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
 from mmrepro.failure.signature import Verdict
-from mmrepro.runs.key import START_MODE, decisive_parts, run_key
+from mmrepro.runs.key import START_MODE, closure, decisive_parts, run_key
 from mmrepro.runs.options import RunCommand
 from mmrepro.runs.runner import begin
 from mmrepro.runs.start import changes
@@ -26,6 +27,17 @@ from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
 
 Happens = Callable[[frozenset[str]], Evidence]
+
+
+@cache
+def _closure(starts: tuple[str, ...], stops: tuple[str, ...]) -> dict[str, Path]:
+    return closure(starts, stops)
+
+
+def closure_once(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, Path]:
+    """In place of ``mmrepro.runs.key.closure``: the code does not change while tests run, and each
+    cell of each ablation would read a hundred files for its key."""
+    return dict(_closure(tuple(starts), tuple(stops)))
 
 
 def hidden_run() -> Evidence:

@@ -35,6 +35,7 @@ from cause_shapes import (
     trace,
     worked,
 )
+from grids import times
 from mmrepro.failure.documents.cause import (
     CAUSE_WORDS,
     Cause,
@@ -96,7 +97,7 @@ def test_a_shorter_log_says_nothing_surer(shape: Shape) -> None:
     if len(lines) < 2:
         return
     whole = read(shape.text)[0]
-    for _ in range(12):
+    for _ in range(times(3)):
         text = "".join(shortened(lines, dice))
         if not text:
             continue

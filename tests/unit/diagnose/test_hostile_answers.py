@@ -13,7 +13,7 @@ from made_up import http
 from mmrepro.base.errors import RunTimeout
 from mmrepro.failure.documents.diagnosis import Assessment, ServerState
 from mmrepro.failure.signature.live_server import LATENESS
-from mmrepro.live.diagnose import frozen, general, session
+from mmrepro.live.diagnose import collect, frozen, general, session
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.frozen import Stance
 from mmrepro.live.diagnose.options import DiagnoseCommand
@@ -142,6 +142,10 @@ def test_an_engine_that_idles_while_its_front_computes_is_kept_from_work() -> No
 MODELS = json.dumps({"data": [{"id": "tiny"}]}).encode()
 
 
+SOON = {"APART_S": 0.1, "SOONEST_S": 0.3, "LAST_S": 0.1, "BESIDE_S": 1.0, "EVIDENCE_S": 0.5}
+"""What a look waits for, shortened: a FAKE server's answers are the same a second later."""
+
+
 def looked(reply: Reply, tmp_path: Path, **options: object) -> Diagnosed:
     async def main() -> Diagnosed:
         async with serving(reply) as server:
@@ -150,7 +154,10 @@ def looked(reply: Reply, tmp_path: Path, **options: object) -> Diagnosed:
             )  # type: ignore[arg-type]
             return await asyncio.to_thread(diagnose, asked)
 
-    return asyncio.run(main())
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in SOON.items():
+            patch.setattr(collect, name, seconds)
+        return asyncio.run(main())
 
 
 DEEP = b'{"data": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"

@@ -67,14 +67,17 @@ def test_an_index_that_never_answers_is_left_after_two_seconds(elsewhere) -> Non
         elsewhere(f"http://127.0.0.1:{silent.getsockname()[1]}")
         source, lines, seconds = asked()
     assert not source.local
-    assert resolving.ANSWER_S <= seconds < resolving.ANSWER_S + 3
+    assert resolving.ANSWER_S <= seconds < 20 * resolving.ANSWER_S
     assert lines == [
         "PyTorch's CPU index does not answer within 2 s: torch comes with CUDA's libraries"
     ]
     assert [reason.value for reason in source.reasons] == ["CUDA build"]
 
 
-def test_an_index_that_is_not_there_is_left_at_once(elsewhere) -> None:
+def test_an_index_that_is_not_there_is_left_at_once(
+    elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolving, "ANSWER_S", 60)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     elsewhere(f"http://127.0.0.1:{port}")
@@ -99,7 +102,7 @@ def test_an_index_that_answers_drop_by_drop_is_left(
             with connection, contextlib.suppress(OSError):
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n")
                 connection.sendall(b"Content-Length: 1000000\r\n\r\n")
-                for _ in range(30):
+                for _ in range(600):
                     connection.sendall(b" ")
                     if done.wait(0.2):
                         break
@@ -112,7 +115,7 @@ def test_an_index_that_answers_drop_by_drop_is_left(
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert not source.local
-    assert seconds < resolving.ANSWER_S  # it was ended, not waited for
+    assert seconds < 60  # it was ended, not waited for
 
 
 def test_an_index_without_a_cpu_build_is_left(elsewhere, tmp_path: Path) -> None:

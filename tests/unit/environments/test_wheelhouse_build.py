@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from grids import grid
 from mmrepro.base.errors import EnvironmentBuildError, ExitCode, MmreproError, UsageError
 from mmrepro.base.machine.files import environments_root
 from mmrepro.engines.environments.build import ensure, existing
@@ -162,7 +163,7 @@ def test_without_a_list_the_host_is_seen_only_where_it_is_asked_for(
     assert run(air.build(see_host=True).python, *look) == "True\n"
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("flat", grid([False, True], always=[True]))
 def test_wheels_with_local_versions(
     air: Air, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flat: bool
 ) -> None:

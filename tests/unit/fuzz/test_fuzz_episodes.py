@@ -59,7 +59,7 @@ def episodes(engine: str, seed: int = 1, **more: object) -> Episodes:
 
 
 @given(engine=ENGINES, seed=st.integers(0, 1 << 30), number=st.integers(1, 40))
-@examples(60)
+@examples(25)
 def test_each_is_a_case_that_can_be_played(engine: str, seed: int, number: int) -> None:
     planned = episodes(engine, seed).next(number)
     case = planned.case
@@ -198,7 +198,7 @@ def test_given_pictures_are_used_and_so_are_given_requests() -> None:
 
 
 @given(seed=st.integers(0, 1 << 20))
-@examples(30)
+@examples(12)
 def test_what_was_interesting_is_changed_into_cases_that_can_be_played(seed: int) -> None:
     base = {5: episodes("vllm", 7).next(1).case, 9: episodes("vllm", 8).next(2).case}
     made = episodes("vllm", seed, interesting=base).next(10)

@@ -29,7 +29,7 @@ from mmrepro.traffic.case.files import read_case
 from mmrepro.traffic.case.model import Case
 
 
-@pytest.mark.parametrize("budget_s", [50.0, 80.0, 120.0])
+@pytest.mark.parametrize("budget_s", grid([50.0, 80.0, 120.0], always=[80.0]))
 def test_what_time_did_not_allow_is_taken_up_again(
     tmp_path: Path, clock: Clock, budget_s: float
 ) -> None:
@@ -77,7 +77,8 @@ def test_what_was_not_shrunk_to_its_end_is_taken_up_again_in_the_second_half(
     ) + sum(line["starts"] for line in lines if line["kind"] == "led")
 
 
-@pytest.mark.parametrize("later", grid([1, 9], always=[9]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("later", [1, 9])
 def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
     tmp_path: Path, hasty: Clock, later: int
 ) -> None:
@@ -160,7 +161,7 @@ def test_what_was_shrunk_for_as_long_as_it_may_take_is_confirmed_all_the_same(
     assert found.finding.confirmed
 
 
-@pytest.mark.parametrize("since", grid(range(90, 98), always=[90, 97]))
+@pytest.mark.parametrize("since", grid(range(90, 98), always=[97]))
 def test_what_the_last_episode_showed_is_confirmed_in_a_twentieth_more(
     tmp_path: Path, clock: Clock, since: int
 ) -> None:

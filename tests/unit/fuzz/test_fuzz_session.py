@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from fake_plays import BUCKET, OTHER
 from fuzz_sessions import (
     Answers,
     Clock,
-    Killed,
     ended_once,
     fuzzing,
     hangs_on,
@@ -23,7 +21,6 @@ from fuzz_sessions import (
     several,
     well,
 )
-from grids import grid
 from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.failure.documents.replay import EPISODES_FILE
 from mmrepro.search.fuzz import knowledge
@@ -208,44 +205,6 @@ def test_answers_are_held_against_a_reference_and_what_differs_is_pursued(
     left, _ = read_case(tmp_path / "fuzz" / found.folder)
     assert [op.stream for op in left.operations] == [True]
     assert fuzz.episodes[found.episode].compared
-
-
-@pytest.mark.parametrize("at", grid([2, 5, 14, 33], always=[14]))
-def test_killed_anywhere_and_gone_on_with_nothing_is_done_twice(
-    tmp_path: Path, clock: Clock, at: int
-) -> None:
-    engine = hangs_on(leaves, several)
-    whole, _ = fuzzing(tmp_path / "whole", FakePlayer(engine, clock), seed=1, budget_s=900.0)
-    wanted = whole.execute()
-
-    def kill(number: int, case: Case) -> None:
-        clock(number, case)
-        if number == at:
-            raise Killed
-
-    begun, _ = fuzzing(tmp_path, FakePlayer(engine, kill), seed=1, budget_s=900.0)
-    with pytest.raises(Killed):
-        begun.execute()
-    assert begun.fuzz.state == "failed"
-    player = FakePlayer(engine, clock)
-    again, _ = fuzzing(tmp_path, player, resume=True, seed=1, budget_s=900.0)
-    fuzz = again.execute()
-    assert fuzz.state == "complete"
-    assert ended_once(tmp_path)
-    verdicts = [
-        json.loads(line)
-        for file in (tmp_path / "fuzz").glob("e*/verdicts.jsonl")
-        for line in file.read_text().splitlines()
-    ]
-    keys = Counter(
-        (v["digest"], v["how"], v["index"])
-        for v in verdicts
-        if v["kind"] == "ended" and v["digest"]
-    )
-    assert set(keys.values()) <= {1}
-    assert [f.finding.bucket for f in fuzz.found] == [f.finding.bucket for f in wanted.found]
-    assert [f.finding.requests for f in fuzz.found] == [f.finding.requests for f in wanted.found]
-    assert fuzz.elapsed_s <= 900 + 3 * clock.play_s
 
 
 def test_only_the_same_session_is_gone_on_with(tmp_path: Path, clock: Clock) -> None:

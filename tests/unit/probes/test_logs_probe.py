@@ -345,8 +345,8 @@ def test_every_shipped_pattern_has_texts_that_its_matches_hold(data: st.DataObje
 
 
 def test_a_hostile_line_is_cleaned_fast():
-    started = time.perf_counter()
+    started = time.process_time()
     for raw in (b"\x1b[" * 40_000, b"\x1b]" * 40_000, b"(" * 90_000, b"ERROR " * 20_000):
         parse_line(1, clean(raw))
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3
     assert len(clean(b"a" * (MAX_LINE_BYTES * 2))) == MAX_LINE_BYTES

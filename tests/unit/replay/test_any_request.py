@@ -460,13 +460,13 @@ def test_any_stream_counts_pieces_and_may_be_left(path: str, tmp_path: Path) -> 
 
 def test_a_client_leaves_by_the_clock(tmp_path: Path) -> None:
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
 
     began = time.monotonic()
     _, records = played([Operation(id="a", leave="0.2s")], reply, tmp_path)
     assert records[0].left
     assert not records[0].timed_out
-    assert 0.15 < time.monotonic() - began < 4
+    assert 0.15 < time.monotonic() - began < 50
 
 
 def test_a_later_request_waits_for_the_value_and_is_not_sent_without_it(tmp_path: Path) -> None:

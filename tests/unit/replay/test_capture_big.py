@@ -78,13 +78,16 @@ def test_a_large_har_is_read_piece_by_piece(tmp_path: Path) -> None:
     assert most < 400
 
 
+NIGHTLY = pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
     ("begin", "piece", "why"),
     [
         ('{"request": {"postData": {"text": "', "a", "entry 1 on: the file ends in the middle"),
         ('{"time": ', "9", "entry 1 on: a value of more than 4 MiB"),
-        ('{"', "a", "entry 1 on: the file ends in the middle"),
-        ("{}", " ", "entry 1 on: a value of more than 4 MiB"),
+        pytest.param('{"', "a", "entry 1 on: the file ends in the middle", marks=NIGHTLY),
+        pytest.param("{}", " ", "entry 1 on: a value of more than 4 MiB", marks=NIGHTLY),
         ("", "[" * 64, "entry 1 on: it is nested deeper than 100"),
     ],
 )

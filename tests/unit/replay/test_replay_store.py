@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +14,6 @@ from mmrepro.failure.documents.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.runs.judge import Deadlines
 from mmrepro.search.replay.store import VERDICTS, Began, Ended, Head, Observation
 from mmrepro.traffic.case.files import case_digest
-from test_replay_session import ended_once, lines, told
 from test_shrink import ghost_trace
 
 HEAD = Head(mmrepro_version="1", id="abc", case="d" * 64, decides={"--time": "fast"})
@@ -141,65 +135,6 @@ def test_no_secret_is_kept(tmp_path: Path) -> None:
         kept = first.append(ended(1, told))
     assert secret not in (tmp_path / VERDICTS_FILE).read_text()
     assert secret not in kept.seen.observed["r1"], "this call sees what a later one will see"
-
-
-def _killed_child(folder: Path, seed: int, after: float, *, resume: bool) -> int:
-    """A session in a process of its own, killed after ``after`` seconds of playing."""
-    code = (
-        "import sys, time; from pathlib import Path\n"
-        "from fake_plays import FakeGhostKey; from fake_player import FakePlayer, replaying\n"
-        "from test_shrink import ghost_trace\n"
-        "folder, seed, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == 'True'\n"
-        "wait = lambda number, case: time.sleep(0.01)\n"
-        "player = FakePlayer(FakeGhostKey(1000), wait)\n"
-        "session = replaying(ghost_trace(seed), folder, player, resume=resume)[0]\n"
-        "print('ready', flush=True); session.execute()\n"
-    )
-    paths = {"PYTHONPATH": str(HERE)}
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder), str(seed), str(resume)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **paths},
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"ready\n"
-    timer = threading.Timer(after, child.kill)
-    timer.start()
-    code_seen = child.wait(60)
-    timer.cancel()
-    return code_seen
-
-
-@pytest.mark.nightly  # each line of the journal: campaign/test_contract.py
-@pytest.mark.parametrize("seed", [5, 6])
-def test_killed_at_any_moment_it_goes_on_and_repeats_no_verdict(tmp_path: Path, seed: int) -> None:
-    whole, _ = replaying(ghost_trace(seed), tmp_path / "whole", FakePlayer(FakeGhostKey(1000)))
-    wanted = told(whole.execute())
-    folder = tmp_path / "killed"
-    chance = random.Random(seed)
-    kills = 0
-    for _ in range(6):
-        before = _size(folder)
-        begun = (folder / "replay" / VERDICTS_FILE).exists()
-        code = _killed_child(folder, seed, chance.uniform(0.0, 0.8), resume=begun)
-        kills += code == -9
-        assert _size(folder) >= before, "what was written stays"
-        if code == 0:
-            break
-    assert kills, "it was killed at least once"
-    begun = (folder / "replay" / VERDICTS_FILE).exists()
-    last = FakePlayer(FakeGhostKey(1000))
-    replay = replaying(ghost_trace(seed), folder, last, resume=begun)[0].execute()
-    assert told(replay) == wanted
-    assert ended_once(folder)
-    ended = sum(line["kind"] == "ended" for line in lines(folder))
-    assert ended == len(replay.plays)
-
-
-def _size(folder: Path) -> int:
-    file = folder / "replay" / VERDICTS_FILE
-    return file.stat().st_size if file.exists() else 0
 
 
 def test_a_resumed_folder_without_a_replay_is_refused(tmp_path: Path) -> None:

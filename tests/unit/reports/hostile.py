@@ -30,6 +30,9 @@ HOSTILE = [
     "\\",
     "`",
 ]  # fmt: skip
+SOME = HOSTILE[1:7]
+"""Planted for each change; the rest every night. One of each sort: markup, blocks, cells of a table,
+escapes, odd characters, links."""
 
 
 def plant(value: Any, text: str, *, after: bool = False) -> Any:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from grids import grid
 from mmrepro.reports import load
 from mmrepro.reports.incident import compose, condition_count
 from mmrepro.reports.terminal import LINES
@@ -18,12 +19,12 @@ PLACE = "~/incidents/a-run-of-a-scenario/report.html"
 
 
 def one_of_each() -> list[Path]:
-    """The newest release that was recorded of each scenario and variant."""
-    by_name = {re.split(r"-\d|-with-|-flip-", path.stem)[0]: path for path in RECORDED}
-    return list(by_name.values())
+    """The last recording of each scenario: two words of its name are its own."""
+    return list({tuple(path.stem.split("-")[:2]): path for path in RECORDED}.values())
 
 
-def check(path: Path) -> None:
+@pytest.mark.parametrize("path", grid(RECORDED, always=one_of_each()), ids=lambda path: path.stem)
+def test_the_end_screen_of_a_recorded_run(path: Path) -> None:
     incident = load(path)
     text = terminal(incident, PLACE, force_terminal=True, width=WIDTH, no_color=True)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
@@ -36,14 +37,3 @@ def check(path: Path) -> None:
     assert f"to repeat it: {incident.command}" in lines, "the command is not cut"
     assert any(line.startswith(condition_count(incident)) for line in lines)
     assert not any(line.startswith("…") for line in lines), "nothing had to be left out"
-
-
-@pytest.mark.parametrize("path", one_of_each(), ids=lambda path: path.stem)
-def test_the_end_screen_of_a_recorded_run(path: Path) -> None:
-    check(path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_the_end_screen_of_every_recorded_run(path: Path) -> None:
-    check(path)

@@ -7,8 +7,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from hostile import ACTIVE, HOSTILE, plant
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from grids import examples, grid
+from hostile import ACTIVE, HOSTILE, SOME, plant
+from hypothesis import HealthCheck, example, given, strategies as st
 from markdown_it import MarkdownIt
 from mmrepro.failure.documents.ledger import Cell, Planned
 from mmrepro.history.concerns import Entry, Quarantine
@@ -126,13 +127,13 @@ def test_the_planted_night_has_something_of_everything() -> None:
     assert night.events
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", grid(HOSTILE, always=SOME))
 def test_hostile_text_changes_no_structure(text: str) -> None:
     check_all_formats(text)
     assert Html(page_of(text)).shape == BENIGN.shape
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(3, suppress_health_check=list(HealthCheck))
 @given(text=st.text(st.characters(exclude_characters="/"), min_size=1, max_size=40))
 @example("..")
 @example("|||")

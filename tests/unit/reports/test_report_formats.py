@@ -8,9 +8,11 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
+from grids import grid
 from junitparser import Error, Failure, JUnitXml, Skipped
 from mmrepro import reports
 from mmrepro.base.errors import BadIncident, UnwritableOutput
@@ -98,25 +100,28 @@ def test_a_picture_has_a_title_a_description_and_units() -> None:
 # ------------------------------------------------------------------ Markdown
 
 
-def test_markdown_stays_below_the_limit_whatever_comes() -> None:
+@pytest.mark.parametrize("size", [1, pytest.param(10, marks=pytest.mark.nightly)])
+def test_markdown_stays_below_the_limit_whatever_comes(size: int) -> None:
     whole = sample_incident()
-    long = "x|`<" * 5000
+    long = "x|`<" * 500 * size
     evidence = whole.evidence.model_copy(
         update={
-            "requests": whole.evidence.requests * 200,
-            "probes": whole.evidence.probes * 200,
-            "events": whole.evidence.events * 200,
+            "requests": whole.evidence.requests * 20 * size,
+            "probes": whole.evidence.probes * 20 * size,
+            "events": whole.evidence.events * 20 * size,
         }
     )
     big = whole.model_copy(
         update={
             "evidence": evidence,
-            "failure_detail": [long] * 100,
-            "log_lines": [whole.log_lines[0].model_copy(update={"text": long + "\n" * 500})] * 500,
-            "symptoms": [whole.symptoms[0].model_copy(update={"observed": long})] * 500,
-            "claims": [whole.claims[0].model_copy(update={"observed": long})] * 500,
-            "sources": [whole.sources[0].model_copy(update={"lines": [long] * 50})] * 50,
-            "left_behind": [long] * 500,
+            "failure_detail": [long] * 10 * size,
+            "log_lines": [whole.log_lines[0].model_copy(update={"text": long + "\n" * 500})]
+            * 50
+            * size,
+            "symptoms": [whole.symptoms[0].model_copy(update={"observed": long})] * 50 * size,
+            "claims": [whole.claims[0].model_copy(update={"observed": long})] * 50 * size,
+            "sources": [whole.sources[0].model_copy(update={"lines": [long] * 50})] * 5 * size,
+            "left_behind": [long] * 50 * size,
             "command": long,
         }
     )
@@ -156,20 +161,27 @@ def test_any_optional_part_may_be_missing(field: str) -> None:
     assert terminal(incident, full=True)
 
 
-@pytest.mark.parametrize("fidelity", list(Fidelity))
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_every_outcome_and_fidelity_has_words(outcome: Outcome, fidelity: Fidelity) -> None:
-    for expected, as_expected in ((None, False), (outcome, True), (Outcome.REPRODUCED, False)):
-        verdict = Verdict(
-            outcome=outcome,
-            expected=expected,
-            as_expected=as_expected,
-            explanation="because",
-            conditions=[],
-        )
-        incident = sample_incident(verdict=verdict, fidelity=fidelity)
-        assert html(incident)
-        assert "because" in markdown(incident)
+EXPECTED = ("nothing", "it", "another")
+WORDS = list(product(Outcome, Fidelity, EXPECTED))
+SOME_WORDS = [
+    (one, how, EXPECTED[n % 3]) for n, (one, how) in enumerate(product(Outcome, Fidelity))
+]
+
+
+@pytest.mark.parametrize(("outcome", "fidelity", "expected"), grid(WORDS, always=SOME_WORDS))
+def test_every_outcome_and_fidelity_has_words(
+    outcome: Outcome, fidelity: Fidelity, expected: str
+) -> None:
+    verdict = Verdict(
+        outcome=outcome,
+        expected={"nothing": None, "it": outcome, "another": Outcome.REPRODUCED}[expected],
+        as_expected=expected == "it",
+        explanation="because",
+        conditions=[],
+    )
+    incident = sample_incident(verdict=verdict, fidelity=fidelity)
+    assert html(incident)
+    assert "because" in markdown(incident)
 
 
 def test_only_a_reproduced_run_has_shown_the_cause() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from grids import examples, grid
+from hostile import ACTIVE, HOSTILE, SOME, markdown_tokens, plant, shape
+from hypothesis import HealthCheck, example, given, strategies as st
 from junitparser import JUnitXml
 from mmrepro.base.text.sanitize import plain
 from mmrepro.failure.documents import Incident
@@ -18,7 +19,7 @@ WHOLE = sample_incident()
 BENIGN_MARKDOWN = shape(markdown_tokens(markdown(plant(WHOLE, "two words"))))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(8, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.text(st.sampled_from("`|\\<>*_[]()#&;!@$~-+=1. \n\tab\x1b\u202e"), min_size=1, max_size=24)
 )
@@ -31,14 +32,14 @@ def test_markdown_keeps_its_structure_whatever_the_text(text: str) -> None:
     assert shape(tokens) == BENIGN_MARKDOWN
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", grid(HOSTILE, always=SOME))
 def test_nothing_but_styles_reaches_the_terminal(text: str) -> None:
     for wide in (True, False):
         shown = terminal(plant(WHOLE, text), text, full=True, force_terminal=wide, width=100)
         assert not ACTIVE.search(re.sub(r"\x1b\[[0-9;]*m", "", shown) if wide else shown)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", grid(HOSTILE, always=SOME))
 def test_junit_is_well_formed_and_has_the_same_cases(text: str) -> None:
     suites = JUnitXml.fromstring(junit(plant(WHOLE, text)).encode())
     assert sum(len(list(suite)) for suite in suites) == 1 + 7 + 3

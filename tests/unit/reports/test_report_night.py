@@ -8,7 +8,8 @@ from collections import Counter
 from datetime import date, timedelta
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from grids import examples
+from hypothesis import given, strategies as st
 from mmrepro.failure.documents.ledger import Event, EventKind, NightState, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine
@@ -42,7 +43,7 @@ from night_samples import (
 _OUTCOMES = st.one_of(st.none(), st.sampled_from(Outcome))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(12)
 @given(
     plan=st.lists(
         st.tuples(_OUTCOMES, st.lists(_OUTCOMES, max_size=4), st.booleans()), min_size=1, max_size=9
