@@ -14,8 +14,8 @@ from made_up_answers import answered, record
 from made_up_plays import case_of, moment, reading
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import Learnt
-from mmrepro.search.fuzz.episodes import RESETS, Episodes
 from mmrepro.runs.play.limits import CONTEXT
+from mmrepro.search.fuzz.episodes import RESETS, Episodes
 from mmrepro.search.fuzz.limits import Limits
 from mmrepro.search.fuzz.options import Profile, under
 from mmrepro.search.oracle.adapters import adapter_of, adapters
