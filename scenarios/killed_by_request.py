@@ -30,6 +30,7 @@ from mmrepro.scenario import (
     vllm_killed as killed,
 )
 from mmrepro.scenario.more import crash
+from packaging.version import Version
 
 OUT, WITHIN = 1_151_935, 100
 """Token ids; the tiny model has 320, and no model a million."""
@@ -350,6 +351,8 @@ GRAMMAR_REPORT = issue(
     "vllm#43920",
     "V1 structured outputs: a malformed grammar request after a valid one crashes EngineCore",
 )
+GRAMMAR_REFUSES = Version("0.33.0")
+"""0.32.0 answers HTTP 500; this one, on what was run, HTTP 400: one backend per engine."""
 
 
 class GrammarBackendLatch(killed.KilledByRequest):
@@ -370,7 +373,7 @@ class GrammarBackendLatch(killed.KilledByRequest):
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("a grammar",)
     upstream = Upstream(
-        UpstreamState.OPEN, GRAMMAR_REPORT, "2026-11-24", note="from 0.26.0 on no death"
+        UpstreamState.OPEN, GRAMMAR_REPORT, "2026-11-26", note="0.33.0 refuses it with HTTP 400"
     )
     references = (GRAMMAR_REPORT,)
     refusal, died_of = r"grammar|regex", "the grammar compiler's"
@@ -406,7 +409,8 @@ class GrammarBackendLatch(killed.KilledByRequest):
 
     def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
         outcome, why = super().expected(release, mitigations)
-        if outcome is Outcome.NOT_REPRODUCED and not mitigations:
+        refuses = Version(release) >= GRAMMAR_REFUSES
+        if outcome is Outcome.NOT_REPRODUCED and not mitigations and not refuses:
             outcome = Outcome.DIFFERENT_FAILURE
             why = f"by {release} the engine lives on; the latch is there: the request gets HTTP 500"
         return outcome, why

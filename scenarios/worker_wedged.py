@@ -37,6 +37,8 @@ from mmrepro.scenario.parts import Declared, Row
 SEED = 4_191_337
 """Marks the request in whose step the worker stops: reproducers/standins/worker_wedge."""
 MARKED, TEXT = "the marked request", "meanwhile: text"
+MARKS = 4
+"""Requests that are marked, one after another, until one lands on the replica that stops."""
 BURST = [f"one of four: {n}" for n in range(1, 5)]
 SAMPLES = 3
 REPORT = issue("vllm#27313", "No available shared memory broadcast block found in 60 seconds")
@@ -48,7 +50,7 @@ ONE = "one-process"
 
 
 def wedge(kind: str, rank: str = "1") -> Patch:
-    which = "of the rank that has it" if rank == "any" else f"of rank {rank}"
+    which = f"of replica {rank[2:]}" if rank.startswith("dp") else f"of rank {rank}"
     return Patch(
         "worker_wedge",
         StandIn(
@@ -170,6 +172,13 @@ def one_core_waits(evidence: Evidence) -> Finding:
     free = [pid for pid, one in at.items() if one == {Wait.WORK}]
     told = f"{len(held)} of {len(at)} cores wait for a worker, {len(free)} for work"
     return Finding.of(len(held) == 1 and len(free) == len(at) - 1, told)
+
+
+def marked_hangs(requests: Requests) -> Finding:
+    """One of those that are marked: what lands on the other replica is answered."""
+    sent = requests.all(MARKED)
+    hung = [r for r in sent if r.timed_out]
+    return Finding.of(bool(hung), f"{len(hung)} of {len(sent)} marked requests had no answer")
 
 
 def some_of_many(requests: Requests) -> Finding:
@@ -345,20 +354,32 @@ class Replica(WorkerWedged):
     variant = "replica"
     references = (UNEVEN,)
     server = "--data-parallel-size 2 --max-num-seqs 8"
-    patches = (wedge("python", rank="any"),)
-    mitigations = ()
+    patches = (wedge("python", rank="dp1"),)
+    mitigations = (
+        cure(
+            ONE, "--data-parallel-size 1", "one replica: the second one, which stops, is not there"
+        ),
+    )
 
     async def trigger(self, drive: Drive) -> None:
-        await super().trigger(drive)
+        for _ in range(MARKS):
+            if await drive.ask(MARKED, extra={"seed": SEED}) is None:
+                break
+        await drive.ask(TEXT)
         await asyncio.gather(*(drive.ask(label) for label in BURST))
 
-    @precondition("the stand-in says that it stopped a worker")
+    @precondition("the stand-in says that it stopped a worker", removed_by=(ONE,))
     def arrived(self, logs: Logs, requests: Requests) -> Finding:
         requests.first(MARKED)
         return Finding.of(bool(logs.count("wedged")), f"{logs.count('wedged')} lines say so")
 
     symptoms = (
-        common.never_answered(MARKED),
+        symptom(
+            f"{MARKED}: neither refused nor answered",
+            marked_hangs,
+            id="no-answer",
+            live=common.not_answered(),
+        ),
         symptom(
             "of four requests sent at once, some are answered and some are not",
             some_of_many,
@@ -371,8 +392,8 @@ class Replica(WorkerWedged):
     works_after = (common.answered(MARKED, TEXT, *BURST),)
     causes = (
         cause("one core waits for the answer of its worker, the other one for work",
-              one_core_waits),
-        cause("one worker stands in its own code, the other one does not", one_stands),
+              one_core_waits, live=True),
+        cause("one worker stands in its own code, the other one does not", one_stands, live=True),
     )  # fmt: skip
     rows = (
         row(MARKED, "no-answer", "200"),

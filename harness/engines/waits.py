@@ -86,8 +86,8 @@ VLLM = (
     _vllm(Wait.WORKER, _EXECUTOR, "collective_rpc", "result", "<0.12"),
     _vllm(Wait.WORKER, "v1/engine/core.py", "<lambda>", "result", "<0.12"),
     _vllm(Wait.WORKER, "v1/engine/core.py", "step_with_batch_queue", "result", ">=0.12"),
-    _vllm(Wait.WORKER, "v1/executor/ray_utils.py", "result", "get", ">=0.12"),
-    _vllm(Wait.WORKER, "v1/executor/ray_executor.py", "collective_rpc", "get", ">=0.12"),
+    _vllm(Wait.WORKER, "v1/executor/ray_utils.py", "result", "get", ">=0.12,<0.33"),
+    _vllm(Wait.WORKER, "v1/executor/ray_executor.py", "collective_rpc", "get", ">=0.12,<0.33"),
     # The data parallel cores of one server step together.
     _vllm(Wait.COLLECTIVE, "config/parallel.py", "has_unfinished_dp", "all_reduce"),
     _vllm(Wait.STAGE, "v1/worker/gpu_worker.py", "execute_model", "recv_tensor_dict", "<0.19"),
@@ -99,6 +99,14 @@ VLLM = (
 _SRT = "sglang/srt"
 _RECEIVER = f"{_SRT}/managers/scheduler_components/request_receiver.py"
 SGLANG = (
+    WaitPlace(
+        Wait.WORK, f"{_SRT}/managers/detokenizer_manager.py", "event_loop", "recv_pyobj",
+        releases=SpecifierSet("<0.5.10"),
+    ),
+    WaitPlace(
+        Wait.WORK, f"{_SRT}/managers/detokenizer_manager.py", "event_loop", "sock_recv",
+        releases=SpecifierSet(">=0.5.17"),
+    ),
     WaitPlace(
         Wait.WORK, f"{_SRT}/managers/scheduler.py", "recv_requests", "broadcast_pyobj",
         releases=SpecifierSet("<0.5.10"), follower=True,
@@ -154,7 +162,7 @@ PASSIVE = re.compile(
     r"(?:^|/)(?:threading|queue|selectors|contextlib|asyncio/\w+|concurrent/futures/\w+"
     r"|multiprocessing/(?:connection|synchronize|popen_\w+)|zmq/[\w/]+|ray/[\w/]+"
     r"|shm_broadcast|torch/_ops|torch/distributed/\w+|torch/cuda/streams|torch/utils/_contextlib"
-    r"|uvloop/\w+)\.py$"
+    r"|uvloop/\w+|sglang/srt/managers/io_struct)\.py$"
 )
 """Files whose functions wait for their caller."""
 

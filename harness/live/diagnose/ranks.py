@@ -158,7 +158,8 @@ def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) 
     leader = kind != "worker" or not any(group.values())
     read = [_at(view, course, leader=leader) for course in courses]
     course, stand, wait = _telling(courses, read)
-    sleeps = not course.active and kind != "coordinator"  # that one polls, and nothing else
+    # A coordinator polls, and nothing else; where a detokenizer waits for work has a name.
+    sleeps = not course.active and kind == "front"
     if kind not in RUNS and (course.waits or sleeps):
         stand = Stand.WORK  # an event loop: what it waits for has no name
     calls = view.waits(process.pid)
@@ -408,7 +409,19 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
         members = below or members
     if not members:
         return None
-    return _verdict(view, [*why, *_observed(seen)], members, waiting_cores)
+    why = [*why, *_observed(seen)]
+    fine = not any(m.stand in (Stand.GONE, Stand.STOPPED, Stand.STANDS) for m in members)
+    for one in seen.ranks:
+        if one.kind == "detokenizer" and one.stand is Stand.STANDS and fine:
+            return _state(
+                view,
+                ServerState.WORKER_STUCK,
+                f"{one.role} is stuck in {one.place}: what the ranks compute reaches nobody.",
+                why,
+                one,
+                "the frames name what it waits for or computes; restart the whole server",
+            )
+    return _verdict(view, why, members, waiting_cores)
 
 
 def _stuck_core(view: View, why: list[str], cores: Sequence[Rank]) -> Assessment | None:

@@ -22,7 +22,7 @@ WAITING = frozenset({
     "wait", "get", "poll", "select", "epoll", "recv", "recv_multipart", "recv_bytes",
     "recv_pyobj", "_recv", "accept", "dequeue", "readline", "join", "_worker", "run_forever",
     "run_until_complete", "_run_once", "serve_forever", "watch", "_monitor_engine_cores", "_poll",
-    "wait_for_ready",
+    "wait_for_ready", "watchdog_thread", "_watchdog_thread", "_watchdog_once",
 })  # fmt: skip
 LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
 RUNNERS = ("uvloop/__init__.py", "asyncio/runners.py")

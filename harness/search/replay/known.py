@@ -278,7 +278,9 @@ def usual_server(engine: str) -> ServerWanted:
 
 
 def last_known(engine: str) -> Scenario:
-    """The known scenario of ``engine`` with the newest release: release and model go together."""
+    """The known scenario of ``engine`` with the newest release: release and model go together. Of
+    several the one with the model that scenarios have by themselves."""
     tiny = {type(model) for model in TINY.values()}
     found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
-    return max(found, key=lambda scenario: Version(scenario.release))
+    usual = type(Scenario.model)
+    return max(found, key=lambda one: (Version(one.release), type(one.model) is usual))

@@ -2,8 +2,8 @@
 
 ``MMREPRO_WEDGE``: ``python`` (sleeps in Python), ``c`` (sleeps in C with the GIL), ``stopped``
 (SIGSTOP), ``killed`` (SIGKILL) or ``raises``. ``MMREPRO_WEDGE_RANK``: the worker's rank, or
-``any``: the worker that has the request. The request is marked by its ``seed``. No line of the
-engine is changed: ``Worker.execute_model`` is wrapped.
+``dp1``: the workers of the replica with that index (data parallel). The request is marked by its
+``seed``. No line of the engine is changed: ``Worker.execute_model`` is wrapped.
 """
 
 import ctypes
@@ -45,6 +45,11 @@ def wedge(rank: int) -> None:
         raise RuntimeError("the stand-in worker_wedge raises")
 
 
+def names(worker: Any) -> tuple[str, str]:
+    replica = getattr(worker.vllm_config.parallel_config, "data_parallel_index", 0)
+    return str(worker.rank), f"dp{replica}"
+
+
 def is_marked(scheduled: Any) -> bool:
     new = getattr(scheduled, "scheduled_new_reqs", None) or []
     return any(getattr(one.sampling_params, "seed", None) == SEED for one in new)
@@ -55,7 +60,7 @@ def patch(module: ModuleType) -> None:
     real = cls.execute_model
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if RANK in ("any", str(self.rank)) and is_marked(scheduler_output):
+        if RANK in names(self) and is_marked(scheduler_output):
             wedge(self.rank)
         return real(self, scheduler_output, *args, **kwargs)
 

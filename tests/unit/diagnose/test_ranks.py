@@ -156,6 +156,27 @@ def test_processes_are_named_by_what_they_are_for() -> None:
     }  # fmt: skip
 
 
+def test_a_detokenizer_that_stands_is_the_one_that_is_stuck() -> None:
+    """The schedulers go on, and what they compute reaches nobody."""
+    where = target(
+        engine="sglang", core_role="scheduler", release="0.5.23",
+        processes=[
+            TargetProcess(pid=FRONT, ppid=1, role="tokenizer_manager", name="x", state="S"),
+            TargetProcess(pid=1, ppid=FRONT, role="scheduler_TP0", name="x", state="S"),
+            TargetProcess(pid=2, ppid=FRONT, role="scheduler_TP1", name="x", state="S"),
+            TargetProcess(pid=3, ppid=FRONT, role="detokenizer", name="x", state="S"),
+        ],
+    )  # fmt: skip
+    loop = "event_loop sglang/srt/managers/detokenizer_manager.py:188"
+    idle = frames("sock_recv sglang/srt/managers/io_struct.py:2744", loop)
+    stuck = frames("_wedge hooks.py:7", "handle_batch_token_id_out hooks.py:9", loop)
+    for at_, state in ((idle, None), (stuck, ServerState.WORKER_STUCK)):
+        seen = (GREEN, SILENCE, at(1, BROADCAST), at(2, BROADCAST), at(3, at_), *still())
+        told = general.assess(evidence(*seen), where)
+        named = told.process == "detokenizer"
+        assert (told.state is ServerState.WORKER_STUCK and named) is (state is not None), told
+
+
 def test_schedulers_are_core_and_worker_at_once() -> None:
     where = target(
         engine="sglang", core_role="scheduler", release="0.5.23",

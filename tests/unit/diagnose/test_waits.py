@@ -42,6 +42,8 @@ def line_of(source: str, place: WaitPlace) -> str:
 def installed() -> dict[tuple[str, str], Path]:
     found = {}
     for stored in list_environments(sizes=False):
+        if "+" in stored.manifest.release:
+            continue  # somebody's tree
         for folder in Path(stored.path).glob("venv/lib/python3*/site-packages"):
             found[stored.manifest.engine, stored.manifest.release] = folder
     return found

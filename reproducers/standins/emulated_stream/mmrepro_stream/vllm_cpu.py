@@ -214,9 +214,10 @@ def _metadata_from_host(builder: Any) -> None:
         self: Any, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **options: Any
     ) -> Any:
         metadata = copy.copy(common_attn_metadata)
-        lengths = getattr(metadata, "_seq_lens_cpu", None)
-        lengths = metadata.seq_lens_cpu if lengths is None else lengths
-        metadata.seq_lens = lengths.clone()
+        # 0.32.0 keeps an upper bound alone, which is exact without drafts (attention/backend.py).
+        kept = ("_seq_lens_cpu", "seq_lens_cpu", "seq_lens_cpu_upper_bound")
+        lengths = (getattr(metadata, name, None) for name in kept)
+        metadata.seq_lens = next(one for one in lengths if one is not None).clone()
         metadata.query_start_loc = metadata.query_start_loc_cpu.clone()
         return original(self, common_prefix_len, metadata, *args, **options)
 
