@@ -44,7 +44,7 @@ from mmrepro.tools.catalogue import claims, recorded, standing
 HERE: Final = Path(__file__).resolve().parent
 CHECKOUT: Final = HERE.parents[1]
 README: Final = HERE / "README.md"
-LEDGERS: Final = ("docs/nightly/ledger.jsonl", "docs/bisections/*.jsonl")
+LEDGERS: Final = ("docs/nightly/*.jsonl", "docs/bisections/*.jsonl")
 """Nights and bisections whose runs count as recorded ones, besides the recordings."""
 CATALOGUE: Final = CHECKOUT / "docs/catalogue.md"
 
