@@ -317,7 +317,7 @@ def without_prefix(line: str) -> str:
 
 
 def ranks_of(server_args: Sequence[str]) -> dict[str, int]:
-    """Of each group of ranks that has more than one its size: ``{"TP": 2}``; the last one wins."""
+    """The size of each group with more than one rank: ``{"TP": 2}``; the last option wins."""
     from mmrepro.base.common_options import RANK_OPTIONS
 
     words = [part for word in server_args for part in word.split("=", 1)]

@@ -267,7 +267,7 @@ def _claim(incident: Incident, name: str) -> Row:
 
 
 def search_judge(title: str, finds: Sequence[FindingClass]) -> Judge:
-    """Of ``mmrepro replay`` and ``fuzz``: those classes are confirmed, nothing is for (); and the
+    """``mmrepro replay`` and ``fuzz``: those classes are confirmed, nothing is for (); and the
     servers ran on a GPU, if one was asked for."""
 
     def judge(ended: Ended) -> Judged:

@@ -90,4 +90,4 @@ def is_step(whole: Reading, before: Reading, after: Reading) -> bool:
 
 
 NOTHING = Reading(0.0, FLOOR, 30)
-"""Of the good end, against itself."""
+"""The comparison of the good end with itself."""

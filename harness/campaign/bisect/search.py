@@ -58,7 +58,7 @@ class Board:
     runs: dict[int, list[Verdict]] = field(default_factory=dict)
     made: int = 0
     odds: dict[int, float] = field(default_factory=dict)
-    """Of points that were measured: logarithm of the odds that they have it, by all their runs."""
+    """By measured point, the logarithm of the odds that it has the change, by all its runs."""
     upcoming: Callable[[Sequence[int]], None] | None = None
     """Is told which points may be next, so that what they need can be fetched."""
 

@@ -132,7 +132,7 @@ class _Files:
     rev: str = ""
     dirty: list[str] = field(default_factory=list)
     describe: str = ""
-    """Of git: the nearest tag, how far, which commit; "": there is no tag."""
+    """The nearest tag by git, how far it is, which commit; "": there is no tag."""
     made: datetime | None = None
     """When the commit was made."""
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from mmrepro.failure.documents.upgrade import Area, Difference, Outcome
+from mmrepro.failure.documents.upgrade import Difference, Outcome
 from mmrepro.failure.signature import Outcome as RunOutcome, Truth
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.scenarios.data import recorded_runs
 from mmrepro.search.oracle.loud import GRAMMARS
+from mmrepro.search.upgrade.failures import difference
 from mmrepro.tools.catalogue.find import entries
 from mmrepro.tools.catalogue.recorded import load
 from mmrepro.tools.catalogue.standing import Known, known
@@ -31,7 +32,7 @@ def compare(case: Case, new: ServerWanted) -> list[Difference]:
         releases = Version(old.release), Version(new.release)
     except InvalidVersion:
         said = "Known failures were not looked up: a source tree is no release."
-        return [_difference("known failures", said, Outcome.NONE)]
+        return [difference("known failures", Outcome.NONE, said)]
     if old.engine != new.engine or releases[0] == releases[1]:
         return []
     ops = [opened(op) for op in case.operations]
@@ -55,7 +56,11 @@ def compare(case: Case, new: ServerWanted) -> list[Difference]:
         said += f"; {fixed}" if (fixed := _fixed(one.scenario)) else ""
         said += f"; the traffic could meet it: {could}."
         evidence = [f"{r.id} {r.url}" for r in one.scenario.references]
-        found.append(_difference(name, said, matters=has, has=(not has, has), evidence=evidence))
+        found.append(
+            difference(
+                name, Outcome.DIFFERENCE, said, matters=has, sides=(not has, has), evidence=evidence
+            )
+        )
     met = {one.subject for one in found}
     return [*found, *_listed({has: [*dict.fromkeys(names)] for has, names in apart.items()}, met)]
 
@@ -66,7 +71,13 @@ def _listed(apart: Mapping[bool, Sequence[str]], met: Collection[str]) -> Iterat
             side = "NEW alone has" if has else "OLD alone has"
             said = f"{side} these known failures too, which this traffic cannot meet: "
             said += f"{', '.join(names)}."
-            yield _difference("other known failures", said, has=(not has, has), evidence=names)
+            yield difference(
+                "other known failures",
+                Outcome.DIFFERENCE,
+                said,
+                sides=(not has, has),
+                evidence=names,
+            )
 
 
 def _has(one: Known, server: ServerWanted) -> tuple[bool, str]:
@@ -107,25 +118,3 @@ def _fixed(scenario: Scenario) -> str:
     """Where it is fixed, as far as that is known."""
     told = (one.fixed for one in entries() if (one.kind, one.name) == ("scenario", scenario.name))
     return next(told, scenario.upstream.words)
-
-
-def _difference(
-    subject: str,
-    said: str,
-    outcome: Outcome = Outcome.DIFFERENCE,
-    *,
-    matters: bool = False,
-    has: tuple[bool, bool] | None = None,
-    evidence: Sequence[str] = (),
-) -> Difference:
-    before, after = has or (None, None)
-    return Difference(
-        area=Area.FAILURES,
-        subject=subject,
-        outcome=outcome,
-        matters=matters,
-        statement=said,
-        old=before,
-        new=after,
-        evidence=list(evidence),
-    )

@@ -14,6 +14,7 @@ from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
 from mmrepro.search.oracle.judged import alike, normalised
 from mmrepro.search.oracle.loud import OVERLOADED, error_words
 from mmrepro.traffic.case.model import Case
+from pydantic import JsonValue
 
 REPEATED = 2
 """Runs of each side that a statement wants."""
@@ -42,7 +43,7 @@ def compare(
     found = [*findings, *_statuses(old, new, case, failing)]
     if not any(one.outcome is not Outcome.NONE for one in found):
         said = f"Nothing fails on one side alone, in {len(old)} and {len(new)} runs."
-        return [*found, _difference("failures", Outcome.NONE, said)]
+        return [*found, difference("failures", Outcome.NONE, said)]
     return found
 
 
@@ -83,12 +84,12 @@ def _stated(one: _Finding, old: int, new: int) -> Difference:
     else:
         side = "NEW" if one.new else "OLD"
         outcome, words = Outcome.DIFFERENCE, f"{side} alone fails ({counts}): {said}"
-    return _difference(
+    return difference(
         str(kind),
         outcome,
         words,
         matters=outcome is Outcome.DIFFERENCE and bool(one.new),
-        counts=(one.old, one.new),
+        sides=(one.old, one.new),
         evidence=one.sighting.operations,
     )
 
@@ -120,12 +121,12 @@ def _statuses(
         words = " ".join(told[key].split())[:200]
         said = f"{verb}: {names}" + (f" ({words})" if words else "")
         repeated = min(len(old), len(new)) >= REPEATED
-        yield _difference(
+        yield difference(
             "refused requests" if refused else "requests answered",
             Outcome.DIFFERENCE if repeated else Outcome.UNTOLD,
             f"{said}." if repeated else f"Not repeated often enough: {said}.",
             matters=refused and repeated,
-            counts=(before_status, after_status),
+            sides=(before_status, after_status),
             evidence=ids,
         )
 
@@ -143,23 +144,23 @@ def _status(runs: Sequence[SideRun], id: str) -> tuple[int, str] | None:
     return status, error_words(records[0]) if records[0].error else ""
 
 
-def _difference(
+def difference(
     subject: str,
     outcome: Outcome,
     said: str,
     *,
     matters: bool = False,
-    counts: tuple[int, int] | None = None,
+    sides: tuple[JsonValue, JsonValue] = (None, None),
     evidence: Sequence[str] = (),
 ) -> Difference:
-    before, after = counts or (None, None)
+    """One of failures; ``sides``: what OLD and what NEW has."""
     return Difference(
         area=Area.FAILURES,
         subject=subject,
         outcome=outcome,
         matters=matters,
         statement=said,
-        old=before,
-        new=after,
+        old=sides[0],
+        new=sides[1],
         evidence=list(evidence),
     )
