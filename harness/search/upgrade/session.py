@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -55,6 +56,7 @@ from mmrepro.search.replay.attempts import (
     CaseRun,
     campaign_folder,
 )
+from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade import (
     answers,
     catalogue,
@@ -538,6 +540,18 @@ class Upgrading(Search[Upgrade, Record]):
             interleaved=_interleaved(options),
             host=host_facts(),
         )
+
+
+def with_servers(asked: UpgradeCommand, old: str, new: str) -> UpgradeCommand:
+    """The options with the servers of both sides, of these releases. Raises UsageError: it is not
+    known of which engine, or which options it has."""
+    named = {"engine": asked.engine} if asked.engine else {}
+    wanted = functools.partial(server_wanted, asked.traffic, asked.resume)
+    return replace(
+        asked,
+        server=wanted(named | asked.asked | {"release": old}),
+        new_server=wanted(named | asked.asked_new | {"release": new}),
+    )
 
 
 def _digest(server: ServerWanted) -> str:
