@@ -253,6 +253,8 @@ def _change(
 ) -> Change:
     kin = [one for one in family if one.decides == metric.decides]
     share = DECIDING_SHARE if metric.decides else 1 - DECIDING_SHARE
+    if len(kin) == len(family):
+        share = 1.0
     error = (1 - confidence) * share / len(kin) / (len(LOOKS) + 1)  # one more where time is over
     values = [block.changes[metric.name] for block in blocks]
     number = len(values)
