@@ -342,7 +342,9 @@ class Upgrading(Search[Upgrade, Record]):
             at_once=self.options.at_once,
         )
         place = f"{BLOCKS_DIR}/{index:03d}"
-        return MeasureRun("block", "old and new in turn, block", self.servers, measuring, place)
+        return MeasureRun(
+            "block", "old and new in turn, block", self.servers, place, measuring=measuring
+        )
 
     def _answer_s(self) -> float:
         """What an answer takes."""
