@@ -1,6 +1,6 @@
 """Whether ``bisect --measure`` finds the release in which minivllm became slower, among eight.
 
-    python benchmarks/bisect_measure.py [--share 0.05] [--metric itl] [--rounds 7] [--first 1]
+    python benchmarks/bisect_measure.py [--share 0.05] [--rounds 7] [--first 1]
 
 minivllm has one release. Eight are made of it here: from the planted one on, each step of the
 engine takes longer by the share (``planted/upgrade_server.py``). All else is the real thing: the
@@ -86,7 +86,7 @@ class NothingToBuild:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--share", type=float, default=0.05)
-    parser.add_argument("--metric", default="itl")
+    parser.add_argument("--metric", default="itl-saturated")
     parser.add_argument("--traffic", default="chat")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--first", type=int, default=1, help="the release planted first, 1 to 7")

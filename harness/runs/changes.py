@@ -62,6 +62,10 @@ class Metric:
     area: Area = Area.SPEED
     points: bool = False
 
+    @property
+    def saturated(self) -> bool:
+        return self.name == "throughput" or self.name.endswith("-saturated")
+
     def change(self, old: float, new: float) -> float | None:
         """From ``old`` to ``new``; None: there is none."""
         if self.points:

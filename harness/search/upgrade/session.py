@@ -340,6 +340,7 @@ class Upgrading(Search[Upgrade, Record]):
             part_s=min(PARTS_S[1], max(PARTS_S[0], ANSWERS * self._answer_s())),
             seconds=seconds,
             at_once=self.options.at_once,
+            only=self.options.only,
         )
         place = f"{BLOCKS_DIR}/{index:03d}"
         return MeasureRun(
