@@ -213,10 +213,11 @@ class Upgrading(Search[Upgrade, Record]):
                 self.beside(works)
             self._compare()
             long = max(run.seconds for some in self.runs.values() for run in some)
-            if index == 1 and long > LONG_PLAY * self.options.budget_s:
+            once = index == 1 and len(kept) <= len(ORDER)
+            if once and long > LONG_PLAY * self.options.budget_s:
                 self._limit(
-                    "all of the traffic was played once on each side, for more than a sixth of "
-                    "the time (--budget): what a side does now and then is not told apart"
+                    "all of the traffic was played once on each side, since that takes more than a "
+                    "sixth of the time (--budget): what a side does now and then is not told apart"
                 )
                 return
 
@@ -416,7 +417,7 @@ class Upgrading(Search[Upgrade, Record]):
         if not any(d.metric for d in document.differences) and all(
             run.started for run in document.runs
         ):
-            few = f"{len(blocks)} blocks were measured, too few for an interval"
+            few = f"too few blocks were measured for an interval: {len(blocks)}"
             why = (
                 few if blocks else self.blocks[-1].error if self.blocks else "nothing was measured"
             )
