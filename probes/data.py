@@ -298,6 +298,17 @@ class GpuData(ProbeData):
     devices: list[GpuDevice]
 
 
+class GpuCoreData(ProbeData):
+    """A core dump of a process's GPU, which CUDA wrote when it was asked to."""
+
+    kind: Literal["gpu-core"] = "gpu-core"
+    pid: int
+    file: str
+    bytes: int
+    kernels: Annotated[list[str], Field(description="that ran, as cuda-gdb names them")] = []
+    note: Annotated[str, Field(description="why cuda-gdb named none, or how to ask it")] = ""
+
+
 # ------------------------------------------------------------------ NCCL's own report
 
 
@@ -557,6 +568,7 @@ AnyProbeData = Annotated[
     | LogsData
     | RasData
     | FlightData
+    | GpuCoreData
     | RequestDumpData,
     Field(discriminator="kind"),
 ]

@@ -93,6 +93,17 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
     spins = hot or (bool(view.core_hot) and course.active == course.samples)
     call = view.waits(pid).get(course.tid or 0, "")
     common: dict[str, Any] = {"why": why, "process": role, **_stack(course)}
+    why += ranks.dumped(view)
+    kernel = ranks.on_gpu(view).get(pid or 0, "")
+    device = ranks.waits_for_device(view, course) or (course.place if kernel else "")
+    if device:
+        return Assessment(
+            state=ServerState.KERNEL_STUCK,
+            sentence=f"{role} waits for its device in {device}: {kernel or 'a kernel'} does not "
+            "end.",
+            advice=[KEEP, ranks.XID],
+            **common,
+        )
     if spins and course.with_gil * 2 >= course.samples:
         return Assessment(
             state=ServerState.FROZEN_PYTHON,
