@@ -248,7 +248,10 @@ class Upgrading(Search[Upgrade, Record]):
             start_s=played.start_s,
             seconds=result.seconds,
             sightings=self.judged(case, played),
-            fields={id: protocol.fields_of(body.encode()) for id, body in played.bodies.items()},
+            fields={
+                id: protocol.fields_of(body.encode(), played.headers.get(id))
+                for id, body in played.bodies.items()
+            },
             config=configuration.of_log(folder / played.log_file) if index == 1 else {},
             options=self.listed_options(side) if index == 1 else [],
             folder=result.place,
