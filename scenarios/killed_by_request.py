@@ -297,6 +297,9 @@ class SeededChunk(killed.KilledByRequest):
 
     name = "seeded-chunk"
     release, affected = "0.32.0", ">=0.14.0"
+    devices = ("cpu",)
+    """``set_offset`` and ``get_offset`` of a generator of CUDA are there (torch/_C; aten/src/ATen/
+    cuda/CUDAGeneratorImpl.cpp); a run of 0.23.0 on an H200 answered."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("seed",)
     upstream = Upstream(UpstreamState.NOT_REPORTED, looked_up="2026-11-24")

@@ -91,6 +91,7 @@ ANYWAY: dict[str, str] = {
     "GateFacts.latencies_s": "of a server that never got ready the gate is the control server's",
     "Incident.deadline_s": "more than the gate's rule asks for matters to silence alone",
     "ScenarioFacts.affected": FOR_PEOPLE,
+    "ScenarioFacts.where": FOR_PEOPLE,
     "ScenarioFacts.explanation": FOR_PEOPLE,
     "ScenarioFacts.name": "evidence may be judged by another scenario, which is asked for by name",
     "ScenarioFacts.summary": FOR_PEOPLE,
