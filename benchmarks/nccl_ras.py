@@ -73,11 +73,8 @@ def rank_main(state: str, rank: int, size: int, port: int, out: Path) -> None:
 def _dump(rank: int, out: Path, state: str, when: str) -> None:
     from torch._C import _distributed_c10d as c10d
 
-    name = "_dump_fr_trace_json"
-    dump = getattr(c10d, name, None) or getattr(c10d, "_dump_nccl_trace_json", None)
-    if dump is None:
-        return
-    told = dump(True, False) if when else dump()
+    # The other name, _dump_fr_trace_json, is that of groups without NCCL.
+    told = c10d._dump_nccl_trace_json(True, False)
     text = told.decode() if isinstance(told, bytes) else str(told)
     (out / f"{state}-{when + '-' if when else ''}trace_{rank}.json").write_text(text)
 

@@ -337,7 +337,7 @@ class RasData(ProbeData):
     ranks: Annotated[list[NcclRank], Field(description="all; of a text, the outliers")] = []
     launched: Annotated[
         dict[str, dict[int, int]],
-        Field(description="communicator: how many ranks have launched up to which operation"),
+        Field(description="communicator and kind: how many ranks launched up to which operation"),
     ] = {}
     lost_pids: Annotated[list[int], Field(description="processes that NCCL calls lost")] = []
     troubles: Annotated[list[str], Field(description="lines of its errors and warnings")] = []

@@ -1,8 +1,9 @@
 """The kernels on a process's GPU, by CUDA's own core dump. The one probe that changes its target.
 
 A process started with CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 makes a pipe, and writes a core dump of
-its GPU when something is written to it; then it aborts, unless CUDA_COREDUMP_GENERATION_FLAGS has
-skip_abort (CUDA-GDB manual, "GPU core dump support"). ``cuda-gdb`` names the kernels of the dump.
+its GPU when something is written to it (CUDA-GDB manual, "GPU core dump support"); ``cuda-gdb``
+names the kernels of the dump. Then it aborts. With skip_abort in CUDA_COREDUMP_GENERATION_FLAGS it
+does not, and yet its next call of CUDA fails (driver 580: "unspecified launch failure").
 
 Alone::
 
@@ -33,7 +34,8 @@ from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import GpuCoreData
 
 ENABLE = "CUDA_ENABLE_USER_TRIGGERED_COREDUMP"
-PIPE = "corepipe.cuda.%h.%p"
+PIPES = ("corepipe_%h_%p", "corepipe.cuda.%h.%p")
+"""The name where none is given: of driver 580, and of the manual."""
 DUMP = "core_%t_%h_%p.nvcudmp"
 WRITTEN = 1 << 20
 """Bytes: more than a pipe holds, so that its reader sees some whenever it looks."""
@@ -66,20 +68,21 @@ def pipe_of(
     if env.get(ENABLE, "0") in ("", "0"):
         return None
 
-    def files(name: str, default: str) -> tuple[Path, str]:
-        asked = Path(f"{processes.link(pid, 'cwd')}/") / (env.get(name) or default)
-        path = inside(pid, str(asked)) if inside else asked
+    def files(asked: str) -> tuple[Path, str]:
+        asked = f"{processes.link(pid, 'cwd')}/{asked}" if not asked.startswith("/") else asked
+        path = inside(pid, asked) if inside else Path(asked)
         number = str(inner_pid or pid)
-        name = glob.escape(path.name).replace("%p", number).replace("%h", "*").replace("%t", "*")
-        return path.parent, name
+        name = glob.escape(path.name).replace("%p", number)
+        return path.parent, name.replace("%h", "*").replace("%t", "*")
 
-    folder, pattern = files("CUDA_COREDUMP_PIPE", PIPE)
+    named = env.get("CUDA_COREDUMP_PIPE")
     with suppress(OSError):
         owner = Path(f"/proc/{pid}").stat().st_uid
-        for path in folder.glob(pattern):
-            status = path.lstat()
-            if stat.S_ISFIFO(status.st_mode) and status.st_uid == owner:
-                return Pipe(path, files("CUDA_COREDUMP_FILE", DUMP))
+        for folder, pattern in map(files, [named] if named else PIPES):
+            for path in folder.glob(pattern):
+                status = path.lstat()
+                if stat.S_ISFIFO(status.st_mode) and status.st_uid == owner:
+                    return Pipe(path, files(env.get("CUDA_COREDUMP_FILE") or DUMP))
     return None
 
 

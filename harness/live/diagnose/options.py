@@ -122,8 +122,7 @@ class DiagnoseCommand(LiveCommand):
     )
     gpu_core: bool = option(
         False,
-        "Where it hangs, CUDA's core dump of its GPU; CUDA then ends the process unless skip_abort "
-        "is set.",
+        "Where it hangs, CUDA's core dump of its GPU, if it was started for that. Ends it.",
         group=EVIDENCE,
     )
     scenarios: tuple[str, ...] = option(

@@ -183,6 +183,8 @@ def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) 
 
 def waits_for_device(view: View, course: Course) -> str:
     """Where a thread waits for its GPU in every sample, by its frames; "": it does not."""
+    if course.driver_call:
+        return f"{course.driver_call}, called by {course.place}"
     waits = [_waiting(view, stack.frames, leader=True) for stack in course.stacks]
     last = waits[-1]
     if last is None or any(one is None or one.wait is not Wait.DEVICE for one in waits):
@@ -405,7 +407,7 @@ def _lagging(report: RasData, roles: dict[int, str]) -> dict[str, str]:
         whole = report.form == "json" and len(ranks) > 1
         for kind in sorted({kind for rank in ranks for kind in rank.counts}):
             most = Counter(rank.counts.get(kind, 0) for rank in ranks) if whole else Counter(
-                report.launched.get(name, {})
+                report.launched.get(f"{name} {kind}", {})
             )  # fmt: skip
             top = max(most, default=0)
             for rank in ranks:

@@ -29,11 +29,15 @@ with open(f"corepipe.cuda.fake-host.{pid}", "rb") as pipe:
             dump.write(b"x" * 4096)
     sys.stdin.read()
 """
-GDB = """#!/bin/sh
-f='%-8s%-7s%-4s%-5s%-7s%-11s%-8s%-9s%s\\n'
-printf "$f" "  Kernel" Parent Dev Grid Status "SMs Mask" GridDim BlockDim Invocation
-printf "$f" "* 0" - 0 7 Active 0x00000001 "(1,1,1)" "(1,1,1)" "spin_kernel(long)()"
+RECORDED = """\
+Opening GPU coredump: core_17_vm_811.nvcudmp
+[Current focus set to CUDA kernel 0, grid 2, block (0,0,0), thread (0,0,0), device 0]
+#0  0x00007f5c877a0fb0 in at::cuda::(anonymous namespace)::spin_kernel(long)<<<(1,1,1),(1,1,1)>>> ()
+  Kernel Parent Dev Grid Status            SMs Mask GridDim BlockDim Invocation
+*      0      -   0    2 Active 0x00100000000000000 (1,1,1)  (1,1,1) at::cuda::spin_kernel()
 """
+"""What cuda-gdb 13.0 prints on an H200, the masks and the name shortened."""
+GDB = f"#!/bin/sh\ncat <<'END'\n{RECORDED}END\n"
 
 
 @pytest.fixture
@@ -64,8 +68,15 @@ def test_the_kernel_of_a_dump(fake: int, tmp_path: Path) -> None:
     assert pipe is not None
     data = run_probe(GpuCoreProbe(fake, pipe), tmp_path / "e", 20).data
     assert isinstance(data, GpuCoreData)
-    assert (data.bytes, data.kernels) == (4096, ["spin_kernel(long)()"])
+    assert (data.bytes, data.kernels) == (4096, ["at::cuda::spin_kernel()"])
     assert Path(data.file).parent == tmp_path
+
+
+def test_the_pipe_as_driver_580_names_it(fake: int, tmp_path: Path) -> None:
+    (tmp_path / f"corepipe.cuda.fake-host.{fake}").rename(tmp_path / f"corepipe_vm_{fake}")
+    pipe = pipe_of(fake)
+    assert pipe is not None
+    assert pipe.path.name == f"corepipe_vm_{fake}"
 
 
 @pytest.mark.parametrize("fake", [{gpu_core.ENABLE: "0"}, {}], indirect=True)
