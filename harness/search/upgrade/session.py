@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import mmrepro
 import psutil
 from mmrepro.base.machine import journal
+from mmrepro.base.machine.files import device_of
 from mmrepro.base.machine.host import child_environment, host_facts
 from mmrepro.base.machine.journal import Journal, JournalKind, Line
 from mmrepro.base.records import Moment, Record
@@ -406,7 +407,7 @@ class Upgrading(Search[Upgrade, Record]):
         return [
             *starts.compare(old, new, old_server=self.sides["old"], new_server=self.sides["new"]),
             *failures.compare(old, new, case=self.case, known=known),
-            *catalogue.compare(self.case, self.sides["new"]),
+            *catalogue.compare(self.case, self.sides["new"], device_of(self.options.device)),
             *known,
         ]
 
