@@ -195,8 +195,9 @@ def _watched(original: Callable[..., Any]) -> Any:
         embeddings, mask = original(self, *args, **options)
         rows = sum(int(e.shape[0]) for e in embeddings)
         buffers = getattr(self, "is_mm_embed_buffers", None)
-        buffer = buffers[self.is_mm_embed_idx] if buffers else self.is_mm_embed
-        prepared = buffer.cpu[: mask.shape[0]].clone()
+        buffer = buffers[self.is_mm_embed_idx] if buffers else getattr(self, "is_mm_embed", None)
+        # 0.22.0 keeps no buffer: it makes a mask for each step (v1/worker/gpu_model_runner.py).
+        prepared = (mask if buffer is None else buffer.cpu[: mask.shape[0]]).clone()
         DEVICE.look_at_mask(rows, mask, prepared)
         return embeddings, mask
 
