@@ -251,7 +251,8 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
     if len(roots) > 1:
         yield "processes", f"they are of two servers, processes {_listed(roots)}"
     pids = {pid for data in readings for pid in (*data.vanished, data.root_pid)}
-    pids |= {use.pid for data in readings for use in data.processes}
+    there = {use.pid for data in readings for use in data.processes}
+    pids = pids | there if there else set()  # of a server that is gone nobody knows them
     core, worker = run.engine.core_role, run.engine.worker_role
     ranks = {u.pid for d in readings for u in d.processes if worker and worker in u.role}
     cores = [{u.pid for u in data.processes if core and core in u.role} for data in readings]
