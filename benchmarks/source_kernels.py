@@ -171,6 +171,7 @@ def verdict_rows(folder: Path) -> Iterator[list[str]]:
         if label := TreeLabel.of(release):
             wheel = own.get((name, label.version)) or made.get((name, label.version), "not run")
             same = "yes" if wheel.removesuffix(" (recorded)") == source else "**no**"
+            same = "" if wheel == "not run" else same
             yield [name, label.version, label.kernels, wheel, source, same]
 
 
