@@ -1,4 +1,4 @@
-"""The stream under vLLM's CPU model runner (written against 0.12.0 to 0.14.0, and 0.33.0)."""
+"""The stream under vLLM's CPU model runner (written against 0.12.0 to 0.14.0, 0.23.0, 0.33.0)."""
 
 import contextlib
 import copy
