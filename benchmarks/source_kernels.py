@@ -8,16 +8,15 @@ RELEASE/KERNELS is the Python of one release, from its sdist, over the compiled 
 
 ``kernels`` plays one case (text, images, an image again, two images; greedy) on such a server and
 on the release's own build, where there is one, and compares the answers word for word.
-``verdicts`` runs every scenario of vLLM on it, beside the recorded runs of the release's own wheel;
-where none is recorded, the own wheel is run as well. Both go on where an earlier call ended: each
-result is a line of DIR/results.jsonl. ``table`` prints what is there as Markdown.
+``verdicts`` is a nightly run of every scenario of vLLM on it, beside the recorded runs of the
+release's own wheel; where none is recorded, the own wheel is run as well. Both go on where an
+earlier call ended: DIR has results.jsonl and the ledger. ``table`` prints it as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,8 @@ from typing import Any
 from mmrepro.base.errors import MmreproError
 from mmrepro.engines.environments.lending import built_releases
 from mmrepro.engines.environments.source import resolve
-from mmrepro.engines.environments.spec import vllm_spec
+from mmrepro.engines.environments.spec import TreeLabel, vllm_spec
+from mmrepro.history import ledger
 from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.player import Player
@@ -125,62 +125,54 @@ def measure(pairs: list[str], results: Results) -> None:
             results.add({"kind": "play", "release": release, "kernels": kernels, **made})
 
 
-def own_verdict(name: str, variant: str, release: str) -> str:
-    """Of recorded runs with the release's own wheel, all of which agree; "": there is none."""
-    runs = recorded.load(data.recorded_runs())
-    found = {
-        run.outcome.value
-        for run in runs
-        if (run.scenario, run.variant, run.release) == (name, variant, release)
-        and run.plain
-        and not run.mitigations
-        and run.fidelity not in recorded.ON_GPU
-    }
-    return f"{found.pop()} (recorded)" if len(found) == 1 else ""
+def own_verdicts() -> dict[tuple[str, str], str]:
+    """Of recorded runs with a release's own wheel, by scenario and release, where all agree."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for run in recorded.load(data.recorded_runs()):
+        if run.plain and not run.mitigations and run.fidelity not in recorded.ON_GPU:
+            name = f"{run.scenario}-{run.variant}".rstrip("-")
+            found.setdefault((name, run.release), set()).add(run.outcome.value)
+    return {key: f"{one.pop()} (recorded)" for key, one in found.items() if len(one) == 1}
 
 
-def verdict_of(name: str, variant: str, release: str, folder: Path) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "mmrepro",
-        "run",
-        name,
-        "--release",
-        release,
-        "--json",
-        "--yes",
-    ]
-    command += ["--variant", variant] if variant else []
-    command += ["--out", str(folder / f"{name}-{variant}-{release}")]
-    variables = {n: v for n, v in os.environ.items() if n != "MMREPRO_START_MODE"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-    try:
-        return str(json.loads(done.stdout)["verdict"]["outcome"])
-    except (ValueError, KeyError, TypeError):
-        said = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
-        return f"no verdict: {said[-1][:200]}"
-
-
-def verdicts(pairs: list[str], only: str, results: Results) -> None:
+def verdicts(pairs: list[str], only: str, folder: Path) -> None:
+    """A nightly run a pair: each scenario on the tree, then on the own wheel if not recorded."""
     scenarios = [s for s in all_scenarios() if s.engine == "vllm" and only in s.full_name]
+    own = own_verdicts()
     for pair in pairs:
-        release, _, kernels = pair.partition("/")
-        label = source_of(pair)
-        for one in scenarios:
-            what = {
-                "kind": "verdict",
-                "release": release,
-                "kernels": kernels,
-                "scenario": one.full_name,
-            }
-            if results.find(**what) is not None:
-                continue
-            folder = results.path.parent / "runs"
-            own = own_verdict(one.name, one.variant, release)
-            own = own or verdict_of(one.name, one.variant, release, folder)
-            made = verdict_of(one.name, one.variant, label, folder)
-            results.add({**what, "own": own, "source": made})
+        release = pair.partition("/")[0]
+        lines = ["[matrix]", 'device = "cpu"', "confirm = 0"]
+        for column in (source_of(pair), release):
+            known = own if column == release else {}
+            names = [
+                f"{s.name}:{s.variant}".rstrip(":")
+                for s in scenarios
+                if (s.full_name, release) not in known
+            ]
+            if names:
+                lines += ["[[cell]]", f"scenario = {json.dumps(names)}", f'releases = "{column}"']
+        plan = folder / f"{pair.replace('/', '-on-')}.toml"
+        plan.write_text("\n".join(lines) + "\n")
+        words = ["matrix", "run", plan, "--out", folder, "--night", plan.stem]
+        subprocess.run([sys.executable, "-m", "mmrepro", *map(str, words)], check=False)
+
+
+def verdict_rows(folder: Path) -> Iterator[list[str]]:
+    """Scenario, release, kernels, both verdicts and whether they are the same, of the ledger."""
+    made: dict[tuple[str, str], str] = {}
+    for night in ledger.read(folder).nights:
+        for attempt in night.attempts:
+            cell = night.cells[attempt.cell]
+            name = f"{cell.scenario}-{cell.variant}".rstrip("-")
+            lost = f"lost: {attempt.error[:160]}"
+            made[name, cell.release] = attempt.outcome.value if attempt.outcome else lost
+    own = own_verdicts()
+    for (name, release), source in made.items():
+        if label := TreeLabel.of(release):
+            wheel = own.get((name, label.version)) or made.get((name, label.version), "not run")
+            same = "yes" if wheel.removesuffix(" (recorded)") == source else "**no**"
+            same = "" if wheel == "not run" else same
+            yield [name, label.version, label.kernels, wheel, source, same]
 
 
 def tables(results: Results) -> Iterator[str]:
@@ -195,11 +187,8 @@ def tables(results: Results) -> Iterator[str]:
     yield ""
     yield "| scenario | Python of | kernels of | by its own wheel | by `--source` | same |"
     yield "|---|---|---|---|---|---|"
-    for line in results.lines:
-        if line["kind"] == "verdict":
-            same = "yes" if line["own"].startswith(line["source"]) else "**no**"
-            cells = [line[k] for k in ("scenario", "release", "kernels", "own", "source")]
-            yield f"| {' | '.join([*cells, same])} |"
+    for row in verdict_rows(results.path.parent):
+        yield f"| {' | '.join(row)} |"
 
 
 def _row(line: dict[str, Any], own: dict[str, Any] | None) -> list[str]:
@@ -227,7 +216,7 @@ def main() -> None:
     if asked.what == "kernels":
         measure(asked.pairs, results)
     elif asked.what == "verdicts":
-        verdicts(asked.pairs, asked.only, results)
+        verdicts(asked.pairs, asked.only, asked.out)
     print("\n".join(tables(results)))
 
 

@@ -7,6 +7,7 @@ from mmrepro.scenario import (
     Evidence,
     FailureClass,
     Finding,
+    Logs,
     Requests,
     Scenario,
     Severity,
@@ -23,7 +24,7 @@ from mmrepro.scenario import (
     symptom,
     vllm,
 )
-from mmrepro.scenario.more import TinyText
+from mmrepro.scenario.more import REFUSED, TinyText
 
 BLOCKS, BLOCK = 8, 128
 """Of the KV cache, and tokens of one (a CPU's default): 1024, of which 896 can be used."""
@@ -49,13 +50,19 @@ class CapacityNever(Scenario):
 
     name = "capacity-never"
     release, affected = "0.23.0", ">=0.21.0,<0.29.0"
-    """0.14.0 hangs as well and does not count by reason. 0.32.0 counts the null block at start-up
-    and does not start: it names a length of 896. What lies between was not run."""
+    """0.14.0 hangs as well and does not count by reason. 0.32.0 and 0.33.0 count the null block at
+    start-up and refuse to start: they name a length of 896. What lies between was not run."""
     failure_class, severity = FailureClass.NEVER_FITS, Severity.CRITICAL
     upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-24", note="0.29.0 refuses to start so")
     references = (REPORT, FIELD)
     model = TinyText()
     max_model_len = LENGTH
+    log_patterns = {
+        REFUSED: r"To serve at least one request .*estimated maximum model length is \d+"
+    }
+    """In v1/core/kv_cache_utils.py, where the whole context does not fit (not for this one, up to
+    0.28.0)."""
+    key_log_patterns = (REFUSED,)
     server = f"--max-num-seqs 8 --num-gpu-blocks-override {BLOCKS} --enable-log-requests"
     sources = (
         quote(
@@ -107,8 +114,15 @@ class CapacityNever(Scenario):
         "the prompt is within all blocks and beyond those that a request can have",
         removed_by=("one-block-more", "shorter-context"),
     )
-    def larger_than_usable(self, evidence: Evidence, requests: Requests) -> Finding:
-        """By what the engine says of its cache; an answer of 1 token at least comes after it."""
+    def larger_than_usable(self, evidence: Evidence, requests: Requests, logs: Logs) -> Finding:
+        """By what the engine says of its cache, or of the longest context where it refuses to
+        start; an answer of 1 token at least comes after it."""
+        if evidence.never_ready:
+            longest = [int(found[1]) for found in logs.search(REFUSED, r"length is (\d+)")]
+            if not longest:
+                return Finding.unknown("it never started, and names no length that fits")
+            text = f"{NEVER} + 1 tokens; it can have {max(longest)}, and {LENGTH} are asked for"
+            return Finding.of(max(longest) < NEVER + 1 <= LENGTH, text)
         requests.first(PROMPT)
         blocks = int(vllm.cache_config(evidence, "num_gpu_blocks"))
         size = int(vllm.cache_config(evidence, "block_size"))

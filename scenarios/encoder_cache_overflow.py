@@ -95,6 +95,8 @@ class EncoderCacheOverflow(Scenario):
     max_model_len = 4096
     server = f"""--trust-remote-code --max-num-seqs 8 --max-num-batched-tokens {BUDGET}
         --limit-mm-per-prompt '{{"image":1}}'"""
+    server_if_known = "--trust-request-mm-kwargs"
+    """Where it is there (0.31.0 and later), a request's mm_processor_kwargs are refused without."""
     references = (REPORT, FIX)
     sources = (
         quote(

@@ -115,6 +115,7 @@ class EngineStartError(InfrastructureError):
 
     ``usage``: it said that its command line is wrong. ``ended_with``: its exit code; None: it
     did not end, and was late. ``race``: why the same start is worth repeating; "": it is not.
+    ``refused``: what was to be provoked is what it refuses, by the words that were named.
     """
 
     def __init__(
@@ -126,9 +127,11 @@ class EngineStartError(InfrastructureError):
         usage: bool = False,
         ended_with: int | None = None,
         race: str = "",
+        refused: bool = False,
     ) -> None:
         super().__init__(message, hint=hint, detail=detail)
         self.usage, self.ended_with, self.race = usage, ended_with, race
+        self.refused = refused
 
 
 class NoSpace(InfrastructureError):

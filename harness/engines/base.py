@@ -218,6 +218,13 @@ class Engine(ABC):
                 return name
         return self.module
 
+    def known(self, option: str, site_packages: Path) -> tuple[str, ...]:
+        """``option`` of the server, if the release installed there defines it; else nothing."""
+        name = option.removeprefix("--").replace("-", "_")
+        folder = site_packages / self.module.partition(".")[0]
+        files = folder.rglob("*arg*.py") if name else ()
+        return (option,) if any(name in file.read_text() for file in files) else ()
+
     def contract_watch(self) -> Mitigation | None:
         """What makes the engine hold each step against the prefill contract; None: cannot.
 

@@ -58,9 +58,10 @@ EMULATED_STREAM = Patch(
         replaces="the order in which vLLM's CPU model runner does device work: work on weights, KV "
         "cache and device buffers is queued and runs in order, as late as the engine's own "
         "waiting allows, as a GPU's stream may; torch.Event and torch.cuda streams wait for that "
-        "queue; asynchronous scheduling stays as asked for, which 0.14.0 turns off on a CPU; the "
-        "thread that waits for outputs waits only when they are wanted; attention lengths are read "
-        "from the host's copies; attention is called without its opaque operator",
+        "queue; asynchronous scheduling and the executor in the engine's own process stay as asked "
+        "for, which 0.14.0 and 0.22.0 change on a CPU; the thread that waits for outputs waits "
+        "only when they are wanted; attention lengths are read from the host's copies; "
+        "attention is called without its opaque operator, and the greedy choice as on a GPU",
         why="a CPU does each operation at once, so that what the host does too early goes unseen. "
         "No line of the engine is changed. It shows that the engine does not order its work, not "
         "how often a GPU is late enough for it to matter",

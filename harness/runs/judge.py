@@ -55,7 +55,8 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
     gate = guarded(scenario.gate_check, evidence)
     healthy = guarded(lambda seen: scenario.healthy_after(seen, facts), evidence)
     passed = gate.truth is Truth.MET and (facts.run is None or facts.run.passed is not False)
-    outcome, why = decide(results, gate_passed=passed, healthy_after=healthy)
+    refused = guarded(scenario.refused_at_start, evidence) if evidence.never_ready else None
+    outcome, why = decide(results, gate_passed=passed, healthy_after=healthy, refused=refused)
     if doubts:
         told = "; ".join(f"{what}: {reason}" for what, reason in doubts.items())
         outcome, why = Outcome.INCONCLUSIVE, f"the evidence does not belong together: {told}"

@@ -104,7 +104,8 @@ def execute(
             with journal.stage("start-up"):
                 server = start(spec, journal, starter, restarts)
         except EngineStartError as error:
-            if not scenario.fails_at_start or error.usage or error.ended_with is None:
+            failed = scenario.fails_at_start and error.ended_with is not None
+            if error.usage or not (failed or error.refused):
                 raise
             _note_never_ready(spec, journal, error)
             return journal.incident
@@ -230,10 +231,11 @@ def _note_never_ready(spec: ServerSpec, journal: Journal, error: EngineStartErro
     evidence = recorder.evidence
     evidence.never_ready, evidence.engine_exit = error.message, error.ended_with
     recorder.event(error.message, level="error")
-    answered = [r.latency_s for r in evidence.requests_in("control") if r.answered]
-    gate = guarded(scenario.gate_check, evidence)
-    limits = Deadlines(spec.options.timeout_s, spec.options.timeout_s)
-    journal.incident.gate, _ = of_gate(gate, answered, limits)
+    if scenario.fails_at_start:
+        answered = [r.latency_s for r in evidence.requests_in("control") if r.answered]
+        gate = guarded(scenario.gate_check, evidence)
+        limits = Deadlines(spec.options.timeout_s, spec.options.timeout_s)
+        journal.incident.gate, _ = of_gate(gate, answered, limits)
     recorder.phase = "check"
     with journal.stage("probes"):
         asyncio.run(read_log(spec.log(journal), spec.engine, scenario, recorder))

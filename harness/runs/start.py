@@ -7,6 +7,7 @@ that is written into the incident.
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.starter import SAFER, Starter, StartStages, mode_setting
 from mmrepro.scenario import Control, Scenario
+from mmrepro.scenario.parts import REFUSED
 from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.traffic.evidence.recorder import GpuSampler, Sampler
 from packaging.version import InvalidVersion, Version
@@ -158,6 +160,7 @@ class ServerSpec:
                 max_model_len=scenario.max_model_len,
                 server_args=(
                     *scenario.server_args_with(options.options),
+                    *engine.known(scenario.server_if_known, self.environment.site_packages),
                     *options.server_args,
                     *(self.control.server_args if self.control else ()),
                 ),
@@ -324,7 +327,8 @@ def start(
             mode, refusals = StartMode.COLD if cold else SAFER[mode], [*refusals, because]
         except EngineStartError as error:
             race = error.race
-            tries_cold = spec.tries_cold and mode in SAFER and not error.usage
+            by_mode = not (error.usage or error.refused)
+            tries_cold = spec.tries_cold and mode in SAFER and by_mode
             if number == START_ATTEMPTS or not (race or tries_cold):
                 raise
             log = spec.log(journal)
@@ -468,7 +472,17 @@ def _failed(started: Started, what: str, code: int | None) -> EngineStartError:
         usage=code == USAGE_CODE,
         ended_with=code,
         race=found.race,
+        refused=_refused(started),
     )
+
+
+def _refused(started: Started) -> bool:
+    """Whether the log holds the words with which a release refuses what the scenario needs."""
+    words = started.spec.scenario.log_patterns.get(REFUSED)
+    try:
+        return bool(words and re.search(words, started.process.log.read_text(errors="replace")))
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

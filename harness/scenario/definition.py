@@ -36,7 +36,7 @@ from mmrepro.failure.signature import (
     evaluate,
 )
 from mmrepro.failure.signature.decide import FLIP, all_met, guarded, trigger_arrived
-from mmrepro.failure.signature.views import View
+from mmrepro.failure.signature.views import Logs, View
 from mmrepro.probes.data import ProbeData, StackSample, StacksData
 from mmrepro.scenario.parts import (
     ASKS_FOR_A_CHANGE,
@@ -44,6 +44,7 @@ from mmrepro.scenario.parts import (
     ON,
     OPPOSITE,
     PROJECTS,
+    REFUSED,
     STATUS,
     Check,
     Claim,
@@ -107,6 +108,8 @@ class Scenario(ABC):
     max_model_len: ClassVar[int] = 2048
     server: ClassVar[str] = ""
     """Options of the server, as a shell has them."""
+    server_if_known: ClassVar[str] = ""
+    """One more option, for the releases that have it (``Engine.knows``)."""
     server_env: ClassVar[Mapping[str, str]] = {}
     """Variables that the server gets; the engine's own come before them."""
     patches: ClassVar[tuple[Patch, ...]] = ()
@@ -127,7 +130,9 @@ class Scenario(ABC):
     reproducers: ClassVar[tuple[str, ...]] = ()
     """Single-file reproducers (names below ``reproducers/``) run in the engine's environment."""
     log_patterns: ClassVar[Mapping[str, str]] = {}
-    """Name: regular expression; matching lines are kept by the logs probe."""
+    """Name: regular expression; matching lines are kept by the logs probe. ``REFUSED``: the words
+    in which a server with a fix refuses, as it starts, what the failure needs; such a run is judged
+    by its log, as one in which the failure is not there."""
     key_log_patterns: ClassVar[tuple[str, ...]] = ()
     """Names of the patterns whose lines the report quotes."""
     preconditions: ClassVar[tuple[Declared, ...]] = ()
@@ -332,6 +337,13 @@ class Scenario(ABC):
             by_id[c] if isinstance(c, str) else bind(c, self, facts) for c in self.works_after
         )
         return all_met(*(guarded(check, evidence) for check in checks))
+
+    def refused_at_start(self, evidence: Evidence) -> Finding:
+        """Whether a server that never got ready refused what the failure needs: its log says so in
+        the words of pattern ``REFUSED``, if ``log_patterns`` has it."""
+        logs = Logs(evidence)
+        found = logs.search(REFUSED, self.log_patterns[REFUSED]) if logs.count(REFUSED) else []
+        return Finding.of(bool(found), found[0][0] if found else "its log says something else")
 
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """Whether the cause is still there in a run that may lack the symptom.

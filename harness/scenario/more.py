@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     )
     from mmrepro.scenario.gpu import gpu_idle as gpu_idle, gpu_memory_held as gpu_memory_held
     from mmrepro.scenario.parts import (
+        REFUSED as REFUSED,
         Declared as Declared,
         Row as Row,
         SourceRef as SourceRef,

@@ -45,6 +45,8 @@ STATUS: Final = {
 ON: Final = {"cpu": "on a CPU", "cuda": "on a GPU"}
 ASKS_FOR_A_CHANGE: Final = "asks_for_a_change"
 """An attribute of checks that are met only by a run with a mitigation or flip."""
+REFUSED: Final = "refused-at-start"
+"""A pattern of ``Scenario.log_patterns``."""
 OPPOSITE: Final = {Truth.MET: Truth.NOT_MET, Truth.NOT_MET: Truth.MET}
 
 

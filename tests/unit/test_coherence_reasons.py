@@ -55,6 +55,18 @@ def run_of(incident: Incident) -> Run:
     return run
 
 
+def gone(incident: Incident) -> None:
+    """The server was gone when its processes were looked at: then nobody knows them."""
+    for result in results(incident, ProcessesData):
+        result.data.processes, result.data.vanished = [], [result.data.root_pid]
+
+
+def orphaned(incident: Incident) -> None:
+    """The server has ended and waits to be reaped: its child is that of who started the server."""
+    server = use("APIServer")(incident)
+    server.state, use("resource_tracker")(incident).ppid = "Z", server.ppid
+
+
 def doubted(check: str, incident: Incident, run: Run | None = None) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for what, why in getattr(coherence, check)(incident.evidence, run or run_of(incident)):
@@ -209,6 +221,10 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("one_tree", HANG, put(use("EngineCore"), pid=plus(1)), "processes", "started again"),
     ("one_tree", HANG, put(sample(), pid=1), "stacks", "process 1, which is none of this server"),
     ("one_tree", HANG, put(sample(), pid=19130), "stacks", "process 19130, which is no EngineCore"),
+    ("one_tree", HANG, gone, "", ""),
+    ("one_tree", HANG, orphaned, "", ""),
+    ("one_tree", HANG, lambda i: (orphaned(i), put(use("APIServer"), state="S")(i)),
+     "processes", "no child of this server"),
     ("one_tree", HANG, put(of(SyscallsData), pid=1), "syscalls", "none of this server"),
     ("one_tree", HANG, put(of(SyscallsData), pid=19130), "syscalls", "which is no EngineCore"),
     ("one_tree", HANG, put(use("resource_tracker"), pid=0), "processes", "is none"),

@@ -223,10 +223,16 @@ def test_asynchronous_scheduling_stays_as_asked_for(
         @classmethod
         def check_and_update_config(cls, vllm_config: Any) -> None:
             vllm_config.scheduler_config.async_scheduling = False
+            vllm_config.parallel_config.distributed_executor_backend = "mp"
             vllm_config.block_size = 128
 
     later["vllm.platforms.cpu"](SimpleNamespace(CpuPlatform=CpuPlatform))
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=asked))
-    CpuPlatform.check_and_update_config(config)
-    assert config.scheduler_config.async_scheduling is asked
-    assert config.block_size == 128
+    for executor, kept in (("uni", "uni"), ("mp", "mp"), (None, "mp")):
+        config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(async_scheduling=asked),
+            parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+        )
+        CpuPlatform.check_and_update_config(config)
+        assert config.scheduler_config.async_scheduling is asked
+        assert config.parallel_config.distributed_executor_backend == kept
+        assert config.block_size == 128

@@ -192,3 +192,14 @@ def test_the_server_is_where_the_release_has_it(environment: Environment) -> Non
         place.touch()
         assert vllm.module_in(site) == name
         assert vllm.role_of("python", f"python -m {name} --port 1") == "APIServer"
+
+
+def test_an_option_goes_to_the_releases_that_define_it(environment: Environment) -> None:
+    vllm, folder = get_engine("vllm"), environment.site_packages / "vllm/entrypoints/launchers"
+    option = "--trust-request-mm-kwargs"
+    folder.mkdir(parents=True)
+    (folder / "serving.py").write_text("trust_request_mm_kwargs = False\n")
+    assert vllm.known(option, environment.site_packages) == ()
+    (folder / "cli_args.py").write_text("trust_request_mm_kwargs: bool = False\n")
+    assert vllm.known(option, environment.site_packages) == (option,)
+    assert vllm.known("", environment.site_packages) == ()

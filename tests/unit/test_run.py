@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from fake_engine_process import FakeProcess, FakeStarter, Goes, close, ends, ready, silent, starter
@@ -26,10 +27,10 @@ from mmrepro.failure.documents.folder import Journal
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of, rejudge
-from mmrepro.runs.options import RunCommand
+from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.runner import begin, execute
-from mmrepro.scenario import Control, Drive, Finding, Outcome, RunFacts, Scenario
-from mmrepro.scenario.more import Condition
+from mmrepro.scenario import Control, Drive, Finding, Logs, Outcome, RunFacts, Scenario
+from mmrepro.scenario.more import REFUSED, Condition
 from mmrepro.traffic.evidence import Evidence
 from worlds import environment as made_up_environment
 
@@ -310,6 +311,57 @@ def test_a_late_server_and_wrong_words_are_no_such_failure(
     with pytest.raises(EngineStartError):
         run.execute()
     assert run.written.state == "failed"
+    assert run.written.verdict is None
+
+
+class Refused(Tiny):
+    """A server with the fix refuses it as it starts."""
+
+    log_patterns: ClassVar = {REFUSED: r"ValueError: needs \d+ blocks"}
+    blocks = 9
+
+    def conditions(self, facts: RunFacts) -> list[Condition]:
+        def that(evidence: Evidence) -> Finding:
+            found = Logs(evidence).search(REFUSED, rf"needs {self.blocks} blocks")
+            return Finding.of(bool(found), f"{len(found)} lines")
+
+        return [Condition("that", "precondition", "it refuses that", that),
+                *super().conditions(facts)[1:]]  # fmt: skip
+
+
+REFUSES = ends("ValueError: needs 9 blocks, 8 are there")
+
+
+@pytest.mark.parametrize("mode", [StartMode.COLD, StartMode.WARM])
+def test_a_server_that_refuses_what_the_failure_needs_does_not_have_it(
+    make: MakeRun, mode: StartMode
+) -> None:
+    run = make(Refused(), REFUSES)
+    run.starter.mode = mode
+    incident = run.execute()
+    assert incident.verdict is not None
+    assert (incident.verdict.outcome, incident.verdict.explanation) == (
+        Outcome.NOT_REPRODUCED, "the server refuses to start so: ValueError: needs 9 blocks",
+    )  # fmt: skip
+    assert (run.written.state, run.written.gate) == ("complete", None)
+    assert len(run.starter.processes) == 1, "no other mode is tried: it refuses in each"
+    assert not rejudge(incident, Refused()).differs
+
+
+def test_a_server_that_refuses_another_size_tells_nothing(make: MakeRun) -> None:
+    class Other(Refused):
+        """Its failure needs other blocks."""
+
+        blocks = 12
+
+    incident = make(Other(), REFUSES).execute()
+    assert incident.outcome is Outcome.INCONCLUSIVE
+
+
+def test_a_server_that_ends_with_other_words_refuses_nothing(make: MakeRun) -> None:
+    run = make(Refused(), ends("ValueError: no such layer"))
+    with pytest.raises(EngineStartError, match="no such layer"):
+        run.execute()
     assert run.written.verdict is None
 
 

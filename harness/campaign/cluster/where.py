@@ -65,8 +65,13 @@ class Where:
                     f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each run takes one."
                 )
 
+        noticed: set[str] = set()
+
         def built(event: Event) -> None:
-            if event.source in (BUILD, BUILD_NOTICE):
+            """Each run has the notices of its environment; a command has each once."""
+            new = event.text not in noticed
+            if event.source == BUILD or (event.source == BUILD_NOTICE and new):
+                noticed.add(event.text)
                 say(event.text)
 
         provisions, players = Provisions(options, bound, say), Players(built)

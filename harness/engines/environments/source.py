@@ -526,7 +526,6 @@ def release_tree(spec: EnvironmentSpec, folder: Path) -> Tree:
             path.unlink(missing_ok=True)
         _keep(tree)
         return tree
-    assert refused is not None or pythons(spec)
     if refused is not None and not refused.answered:
         raise explain(refused, f"looking for {requirement}")
     raise UnknownRelease(f"The package index has no release {spec.release} of {spec.engine}.")

@@ -251,7 +251,8 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
     if len(roots) > 1:
         yield "processes", f"they are of two servers, processes {_listed(roots)}"
     pids = {pid for data in readings for pid in (*data.vanished, data.root_pid)}
-    pids |= {use.pid for data in readings for use in data.processes}
+    there = {use.pid for data in readings for use in data.processes}
+    pids = pids | there if there else set()  # of a server that is gone nobody knows them
     core, worker = run.engine.core_role, run.engine.worker_role
     ranks = {u.pid for d in readings for u in d.processes if worker and worker in u.role}
     cores = [{u.pid for u in data.processes if core and core in u.role} for data in readings]
@@ -287,11 +288,15 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData], core: str) -> 
             yield "processes", "a process stands there twice, or is none"
         if data.root_pid not in {*here, *data.vanished}:
             yield "processes", f"the server's own process {data.root_pid} is not there"
+        alive = {use.pid for use in data.processes if use.state not in DEAD}
+        parents = {*here, *data.vanished, data.root_pid}
+        if data.root_pid not in alive and (root := known.get(data.root_pid)):
+            parents.add(root.ppid)  # what a server leaves goes to the process that started it
         for use in data.processes:
             before = known.setdefault(use.pid, use)
-            if use.pid != data.root_pid and use.ppid not in {*here, *data.vanished, data.root_pid}:
+            if use.pid != data.root_pid and use.ppid not in parents:
                 yield "processes", f"process {use.pid} is no child of this server"
-            if before.ppid != use.ppid and (use.pid == data.root_pid or before.ppid in here):
+            if before.ppid != use.ppid and (use.pid == data.root_pid or before.ppid in alive):
                 yield "processes", f"process {use.pid} has two parents"
             if core in before.role and core not in use.role and use.state not in DEAD:
                 yield "processes", f"process {use.pid} is called {before.role} and {use.role}"

@@ -148,7 +148,11 @@ def combine(truths: Sequence[Truth]) -> Truth:
 
 
 def decide(
-    results: Sequence[ConditionResult], *, gate_passed: bool, healthy_after: Finding
+    results: Sequence[ConditionResult],
+    *,
+    gate_passed: bool,
+    healthy_after: Finding,
+    refused: Finding | None = None,
 ) -> tuple[Outcome, str]:
     """The outcome and one sentence why.
 
@@ -157,12 +161,17 @@ def decide(
         gate_passed: the steady state was reached before the trigger.
         healthy_after: whether the engine still does its work after the trigger; it tells
             "nothing happened" from "something else broke" when the symptom is absent.
+        refused: whether the server refused, as it started, what the failure needs. Then there was
+            no gate and no request; the preconditions say whether it refused just that.
     """
+    arrived, missing = trigger_arrived(results)
+    if refused is not None and refused.truth is Truth.MET:
+        why = f"the server refuses to start so: {refused.observed}"
+        return (Outcome.NOT_REPRODUCED, why) if arrived else (Outcome.INCONCLUSIVE, missing)
     if not gate_passed:
         return Outcome.INCONCLUSIVE, "the gate failed: the engine was not healthy to begin with"
     symptom = combine([r.truth for r in results if r.required and r.part == "symptom"])
     cause = combine([r.truth for r in results if r.required and r.part == "cause"])
-    arrived, missing = trigger_arrived(results)
     if symptom is Truth.MET:
         if cause is Truth.MET and arrived:
             return Outcome.REPRODUCED, "every condition of the symptom and of the cause is met"

@@ -26,14 +26,21 @@ def wait_lazily(module: ModuleType) -> None:
 
 
 def keep_scheduling(module: ModuleType) -> None:
-    """0.14.0 turns asynchronous scheduling off on a CPU, where nothing is there to overlap with."""
+    """From 0.14.0 on a CPU has no asynchronous scheduling, for nothing is there to overlap with.
+
+    By 0.22.0 its worker is a process of its own as well: a thread of it fetches what a step gives
+    as soon as it can, where the engine's own process fetches it when it is needed.
+    """
     platform: Any = module.CpuPlatform
     original = platform.check_and_update_config
 
     def check(cls: object, vllm_config: Any) -> None:
-        asked = vllm_config.scheduler_config.async_scheduling
+        scheduler, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
+        asked, executor = scheduler.async_scheduling, parallel.distributed_executor_backend
         original(vllm_config)
-        vllm_config.scheduler_config.async_scheduling = asked
+        scheduler.async_scheduling = asked
+        if executor == "uni":
+            parallel.distributed_executor_backend = executor
 
     platform.check_and_update_config = classmethod(check)
 

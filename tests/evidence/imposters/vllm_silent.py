@@ -10,6 +10,7 @@ from mmrepro.scenarios.capacity_never import PROMPT
 from mmrepro.scenarios.vllm_mm_caches import X_SHARED, Y_OWN, Y_SHARED
 
 from imposters import Imposter
+from imposters.minivllm import logged
 from imposters.prefill_edits import of
 from imposters.vllm_edits import Edit, fact, late, reply
 
@@ -96,6 +97,26 @@ IMPOSTERS = [
         "the prompt got an error of the server",
         reply(PROMPT, 500, "Internal Server Error"),
         OTHER,
+    ),
+    Imposter(
+        "capacity: refused for another length",
+        "capacity-never-0.33.0",
+        "other-release",
+        "the prompt fits what the server says that it could start with",
+        logged(
+            refused_at_start=[
+                "To serve at least one request …, estimated maximum model length is 900"
+            ]
+        ),
+        UNDECIDED,
+    ),
+    Imposter(
+        "capacity: ended as it started",
+        "capacity-never-0.33.0",
+        "other-cause",
+        "the log does not say that it refused anything",
+        logged(refused_at_start=[]),
+        UNDECIDED,
     ),
     Imposter(
         "uuid: found under every name",

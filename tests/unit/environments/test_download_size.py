@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mmrepro.base.records import Moment
+from mmrepro.campaign.cluster.where import Where
+from mmrepro.campaign.trial import TrialOptions
 from mmrepro.cli.building import EVERY_S, Sparse, building
 from mmrepro.cli.progress import Progress
 from mmrepro.engines.environments.build import ensure
@@ -132,6 +135,17 @@ def test_a_run_tells_of_its_build_off_a_terminal_and_of_nothing_else(
         progress(event("a request", "client"))
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "2.0 GB\nunpacking\n")
+
+
+def test_a_command_of_many_runs_has_a_notice_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Callable[[Event], None]] = []
+    monkeypatch.setattr("mmrepro.campaign.cluster.where.Players", made.append)
+    lines: list[str] = []
+    Where().places(lines.append, TrialOptions())
+    (built,) = made
+    for source in (BUILD_NOTICE, BUILD, BUILD_NOTICE, BUILD, "client"):
+        built(event("Python of 0.33.0" if source == BUILD_NOTICE else "unpacking", source))
+    assert lines == ["Python of 0.33.0", "unpacking", "unpacking"]
 
 
 def test_the_size_is_said_before_anything_is_installed(fake_uv: Path) -> None:

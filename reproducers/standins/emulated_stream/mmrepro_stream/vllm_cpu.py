@@ -1,4 +1,4 @@
-"""The stream under vLLM's CPU model runner (written against 0.12.0, 0.13.0 and 0.14.0)."""
+"""The stream under vLLM's CPU model runner (written against 0.12.0 to 0.14.0, 0.23.0, 0.33.0)."""
 
 import contextlib
 import copy
@@ -15,6 +15,8 @@ from mmrepro_stream.queue import Event, Stream
 from mmrepro_stream.watch import Watch
 
 PREFIX = "mmrepro-stream: "
+ON_DEVICE = ("positions", "is_padding", "seq_lens", "num_computed_tokens")
+"""Tensors that a runner of 0.22.0 and later makes on the device, without a host's side."""
 
 
 def tell(text: str) -> None:
@@ -71,6 +73,9 @@ class Device:
                 if isinstance(item, buffer_type):
                     where = f"{name}[{index}].cpu" if item is not value else f"{name}.cpu"
                     self.mark_buffer(where, item)
+        for name in ON_DEVICE:
+            if isinstance(value := getattr(runner, name, None), torch.Tensor):
+                self.marks.device(value)
         batch = runner.input_batch
         for name, host in list(vars(batch).items()):
             if not name.endswith("_cpu_tensor") or not isinstance(host, torch.Tensor):
@@ -129,6 +134,7 @@ def install(runner_module: ModuleType) -> None:
     import vllm
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backends import cpu_attn
+    from vllm.v1.sample.sampler import Sampler
     from vllm.v1.utils import CpuGpuBuffer
 
     runner: Any = runner_module.CPUModelRunner
@@ -142,6 +148,8 @@ def install(runner_module: ModuleType) -> None:
     runner._gather_mm_embeddings = _watched(runner._gather_mm_embeddings)
     # The operator that hides attention reads the forward context, gone when queued work runs.
     CpuPlatform.opaque_attention_op = classmethod(lambda cls: False)
+    # A CPU has an operator of its own for it from 0.32.0 on: its shapes are known when it has run.
+    Sampler.greedy_sample = staticmethod(lambda logits: logits.argmax(dim=-1).view(-1))
     _metadata_from_host(cpu_attn.CPUAttentionMetadataBuilder)
     tell(f"installed on vLLM {vllm.__version__}")
 
@@ -195,8 +203,9 @@ def _watched(original: Callable[..., Any]) -> Any:
         embeddings, mask = original(self, *args, **options)
         rows = sum(int(e.shape[0]) for e in embeddings)
         buffers = getattr(self, "is_mm_embed_buffers", None)
-        buffer = buffers[self.is_mm_embed_idx] if buffers else self.is_mm_embed
-        prepared = buffer.cpu[: mask.shape[0]].clone()
+        buffer = buffers[self.is_mm_embed_idx] if buffers else getattr(self, "is_mm_embed", None)
+        # 0.22.0 keeps no buffer: it makes a mask for each step (v1/worker/gpu_model_runner.py).
+        prepared = (mask if buffer is None else buffer.cpu[: mask.shape[0]]).clone()
         DEVICE.look_at_mask(rows, mask, prepared)
         return embeddings, mask
 
