@@ -1,7 +1,5 @@
 """Made-up runs of async-race, and what can be changed in them."""
 
-from __future__ import annotations
-
 from made_up import metrics, probed, swap
 from made_up_crash import death_log, ordered_run, race_run, with_stream
 from mmrepro.probes.data import LogsData, MetricSample

@@ -1,7 +1,5 @@
 """Conditions of SGLang's aliases on either side of each comparison, on made-up evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

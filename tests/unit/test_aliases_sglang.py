@@ -3,8 +3,6 @@
 Recorded runs with one change, and made-up ones for what lies on either side of a comparison.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Three ways to take a recording apart: every field of it by itself (``edits``), o
 manner of an adversary (``apart``), and parts of two runs in one.
 """
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections import Counter

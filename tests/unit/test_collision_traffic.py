@@ -1,7 +1,5 @@
 """``pad-value-collision --option traffic``: its claims on the recorded run, one thing changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

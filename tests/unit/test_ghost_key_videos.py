@@ -1,7 +1,5 @@
 """ghost-key-eviction --option video: the recorded run, and what is sent."""
 
-from __future__ import annotations
-
 import base64
 import io
 

@@ -1,7 +1,5 @@
 """Imposters: recorded runs with one change each, which nothing may take for what they look like."""
 
-from __future__ import annotations
-
 import pytest
 import verdicts
 from grids import grid

@@ -1,7 +1,5 @@
 """Recorded runs, judged again: the corpus in tests/evidence, and the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

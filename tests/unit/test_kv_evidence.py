@@ -4,8 +4,6 @@ Each case is one that was, or could have been, believed: a trigger that never go
 that was solved from the report, an order that nobody looked at, a log that says nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``mmrepro new``: what it writes runs, is red, and never claims a failure."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What follows from declared options: words, parameters, keys and variables."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """async-race: what hides and what prevents (item 10), and flips without effect (item 5)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """chunked-mm-prefill with the report's own sizes: its claims on the recorded runs, changed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """LMDeploy's lists of prompts: one thing changed of a recorded run, and the verdict turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

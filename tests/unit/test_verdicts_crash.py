@@ -1,7 +1,5 @@
 """Engine deaths and the encoder-cache hang on made-up evidence, one change at a time."""
 
-from __future__ import annotations
-
 import pytest
 from made_up import judge, request, run_facts, swap
 from made_up_crash import (

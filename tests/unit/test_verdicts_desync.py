@@ -1,7 +1,5 @@
 """mm-cache-desync on made-up evidence: one thing changed at a time, and the verdict flips."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

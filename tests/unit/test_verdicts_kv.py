@@ -1,7 +1,5 @@
 """LMDeploy's two KV scenarios on made-up evidence: one change, and the verdict turns."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import pytest

@@ -1,7 +1,5 @@
 """vLLM's requests without an adapter: one change of a recorded run, and the verdict turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """mm-prefill-contract on made-up evidence: one thing changed at a time, and the verdict turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """async-race on made-up evidence: one change at a time, and the verdict turns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

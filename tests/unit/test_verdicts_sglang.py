@@ -1,7 +1,5 @@
 """SGLang's aliases on made-up evidence: one thing changed at a time, and the verdict turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """SGLang's failures by single requests: change one thing, and the verdict turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 A signature whose condition cannot fail would pass the first test and none of the others.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import made_up_race

@@ -1,7 +1,5 @@
 """What ends liveness: a process that is seen to have ended or to stand still, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

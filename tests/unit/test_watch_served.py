@@ -1,7 +1,5 @@
 """What a watch serves and prints: nothing of what the server said, to nobody but this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

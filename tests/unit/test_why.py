@@ -1,7 +1,5 @@
 """``mmrepro why``: a log, or a command that is started, watched and ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

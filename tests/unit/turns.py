@@ -3,8 +3,6 @@
 ``test_verdicts_turn.py`` has the tables and what holds for each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Imposters of chunked-mm-prefill's placeholders: tokens that never came, other deaths."""
 
-from __future__ import annotations
-
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
 from mmrepro.probes.base import ProbeStatus

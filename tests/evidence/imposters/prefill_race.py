@@ -1,7 +1,5 @@
 """Imposters of chunked-mm-prefill's race: races that never were, cures without a part in it."""
 
-from __future__ import annotations
-
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
 from mmrepro.probes.base import ProbeStatus

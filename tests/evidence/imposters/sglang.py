@@ -1,7 +1,5 @@
 """Imposters of pad-value-collision, and what changes a recording of SGLang."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Imposters of SGLang's failures that single requests make: by their hash, id, or numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mmrepro.failure.documents import Incident

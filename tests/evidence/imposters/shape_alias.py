@@ -1,7 +1,5 @@
 """Imposters of shape-alias: the KV cache and the embedding cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mmrepro.failure.documents import Incident

@@ -1,7 +1,5 @@
 """Imposters of mm-cache-desync and encoder-cache-overflow."""
 
-from __future__ import annotations
-
 from mmrepro.failure.signature import Outcome
 
 from imposters import Imposter

@@ -1,7 +1,5 @@
 """Imposters of ghost-key-eviction."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from mmrepro.failure.signature import Outcome

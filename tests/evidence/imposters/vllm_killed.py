@@ -1,7 +1,5 @@
 """Imposters of what one request to vLLM kills: other deaths, other requests, other processes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import starmap

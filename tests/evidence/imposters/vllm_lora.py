@@ -1,7 +1,5 @@
 """Imposters of lora-no-adapter: wrong answers that no index made, and batches that never met."""
 
-from __future__ import annotations
-
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
 from mmrepro.scenarios.lora_no_adapter import (

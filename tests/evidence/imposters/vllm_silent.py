@@ -1,7 +1,5 @@
 """Imposters of capacity-never and uuid-alias."""
 
-from __future__ import annotations
-
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
 from mmrepro.probes.data import MetricsData

@@ -1,7 +1,5 @@
 """What every kind of campaign keeps, whatever ends it: nothing twice, nothing lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Where torch comes from: PyTorch's CPU index where it answers, else the package index."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys

@@ -1,7 +1,5 @@
 """A package index on the loopback, of tiny wheels made here (PEP 691, PEP 658). No test."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """`benchmarks/matrix_simulate.py`: arithmetic that can be done by hand, and a real nightly run."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -4,8 +4,6 @@
 which rank 1 never entered the third operation.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

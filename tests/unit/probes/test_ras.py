@@ -4,8 +4,6 @@ No GPU was at hand: the answers are made up, in the form of NCCL's user guide ("
 src/ras/client_support.cc. ``JSON`` has the fields of 2.29, ``TEXT`` the lines of 2.24.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Replays, findings and fuzzing sessions as pages: sequence, charts, rows."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

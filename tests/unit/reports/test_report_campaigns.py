@@ -1,7 +1,5 @@
 """What the pages of an ablation, a bisection and an acceptance say, by their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
