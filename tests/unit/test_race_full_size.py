@@ -23,20 +23,6 @@ def told(name: str, change: Change = lambda _: None) -> dict[str, str]:
     return {claim.id: claim.status.value for claim in results if claim.id in OURS}
 
 
-@pytest.mark.parametrize(
-    ("name", "dumped", "chunks", "first", "cures"),
-    [
-        ("0.12.0", "confirmed", "not-tested", "refuted", "not-tested"),
-        ("barrier", "not-tested", "refuted", "not-tested", "not-tested"),
-        ("budget", "not-tested", "not-tested", "not-tested", "confirmed"),
-    ],
-)
-def test_each_run_judges_what_it_shows(
-    name: str, dumped: str, chunks: str, first: str, cures: str
-) -> None:
-    assert tuple(told(name)[one] for one in OURS) == (dumped, chunks, first, cures)
-
-
 def line(pattern: str, old: str, new: str) -> Change:
     def change(evidence: Evidence) -> None:
         for _, data in evidence.results(LogsData):

@@ -75,11 +75,6 @@ def run() -> Incident:
     return load(CORPUS / "lora-no-adapter-0.32.0.zip")
 
 
-@pytest.mark.parametrize("name", ["lora-no-adapter-0.33.0", "lora-no-adapter-spare-slot"])
-def test_neither_the_fix_nor_a_spare_slot_shows_it(name: str) -> None:
-    assert judged(load(CORPUS / f"{name}.zip"))[0] is NOT_REPRODUCED
-
-
 @pytest.mark.parametrize(
     ("wrong", "args", "release", "truth"),
     [

@@ -20,6 +20,7 @@ from made_up_sglang import (
     setting,
     swapped,
     without,
+    without_fact,
 )
 from mmrepro.failure.documents import ClaimStatus, Fidelity
 from mmrepro.failure.signature import Outcome, Truth
@@ -58,35 +59,49 @@ def no_probe(evidence: Evidence) -> None:
 
 
 ROWS: dict[str, Row] = {
-    "the control shares more than the text": (control_shares_the_picture, "inconclusive"),
-    "B's answer is its own": (setting("B after A", **said("B", PROMPT - 1)), "different"),
-    "B's answer is nobody's": (setting("B after A", **said("?", PROMPT - 1)), "different"),
+    "the control shares more than the text": (control_shares_the_picture, "inconclusive ?control"),
+    "B's answer is its own": (setting("B after A", **said("B", PROMPT - 1)), "different -b-gets-a"),
+    "B's answer is nobody's": (
+        setting("B after A", **said("?", PROMPT - 1)), "different -b-gets-a"),
     "one logprob differs": (
-        setting("B after A", logprobs=[-0.65, -0.66, -0.67, -0.69]), "different"),
-    "one order only": (setting("A after B", **said("A", PREFIX)), "different"),
-    "B was not answered": (setting("B after A", status=500, error="boom"), "inconclusive"),
-    "the answer broke off": (setting("B after A", finish_reason="abort"), "different"),
-    "wrong answers without the cache": (setting("B after A", cached_tokens=PREFIX), "different"),
-    "what was shared is unknown": (setting("B after A", cached_tokens=None), "inconclusive"),
-    "the control's answer is A's": (setting("control after A", **said("A", PREFIX)), "different"),
-    "no control": (without("control after B"), "inconclusive"),
-    "the prefix is unknown": (without("gate: other picture after another"), "inconclusive"),
-    "A and B are answered alike": (setting("gate: B alone", **said("A")), "inconclusive"),
+        setting("B after A", logprobs=[-0.65, -0.66, -0.67, -0.69]), "different -b-gets-a"),
+    "one order only": (setting("A after B", **said("A", PREFIX)), "different -a-gets-b -kv-reused"),
+    "B was not answered": (
+        setting("B after A", status=500, error="boom"),
+        "inconclusive ?text-shared ?b-gets-a ?silent ?kv-reused"),
+    "the answer broke off": (setting("B after A", finish_reason="abort"), "different -silent"),
+    "wrong answers without the cache": (
+        setting("B after A", cached_tokens=PREFIX), "different -kv-reused"),
+    "what was shared is unknown": (
+        setting("B after A", cached_tokens=None), "inconclusive ?text-shared ?kv-reused"),
+    "the control's answer is A's": (
+        setting("control after A", **said("A", PREFIX)), "different -control"),
+    "no control": (without("control after B"), "inconclusive ?control"),
+    "the prefix is unknown": (
+        without("gate: other picture after another"),
+        "inconclusive ?cache-on ?text-shared ?control ?kv-reused"),
+    "A and B are answered alike": (setting("gate: B alone", **said("A")), "inconclusive -b-gets-a"),
     "control and B are answered alike": (
         setting("gate: control again", **said("B")), "inconclusive"),
     "answers do not repeat": (setting("gate: A again", **said("x", PROMPT - 1)), "inconclusive"),
     "no logprobs": (setting("gate: A alone", logprobs=[]), "inconclusive"),
-    "a gate request failed": (setting("gate: B again", status=500, error="x"), "inconclusive"),
+    "a gate request failed": (
+        setting("gate: B again", status=500, error="x"), "inconclusive ?cache-on"),
     "the cache was not flushed": (setting(sharing.FLUSH, status=400), "inconclusive"),
     "never flushed": (without(sharing.FLUSH), "inconclusive"),
-    "pad values differ": (ran(facts_of_pair(pads_equal=False)), "different"),
-    "hashes are equal as well": (ran(facts_of_pair(hashes_differ=False)), "different"),
-    "no reproducer": (ran(), "inconclusive"),
-    "a pretended kernel was called": (swapped(log(calls=1)), "inconclusive"),
-    "the stand-in is not in the log": (swapped(log(loaded=0)), "inconclusive"),
-    "no log": (no_probe, "inconclusive"),
+    "pad values differ": (ran(facts_of_pair(pads_equal=False)), "different -equal-pad-values"),
+    "hashes are equal as well": (
+        ran(facts_of_pair(hashes_differ=False)), "different -equal-pad-values"),
+    "no reproducer": (ran(), "inconclusive ?pair-agrees ?equal-pad-values ?radix-match"),
+    "a pretended kernel was called": (swapped(log(calls=1)), "inconclusive ?no-pretended-kernel"),
+    "the stand-in is not in the log": (swapped(log(loaded=0)), "inconclusive ?no-pretended-kernel"),
+    "no log": (no_probe, "inconclusive ?no-pretended-kernel"),
     "zero is reported as nothing": (as_056, "reproduced"),
-    "red endpoints": (to(http(200, 503)), "reproduced"),
+    "red endpoints": (to(http(200, 503)), "reproduced -endpoints-green"),
+    "it does not say whether pad values are equal": (
+        without_fact("pads_equal"), "inconclusive ?equal-pad-values"),
+    "it does not say whether hashes differ": (
+        without_fact("hashes_differ"), "inconclusive ?equal-pad-values"),
 }  # fmt: skip
 
 
