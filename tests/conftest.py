@@ -1,7 +1,5 @@
 """For every test."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

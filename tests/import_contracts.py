@@ -1,7 +1,5 @@
 """A contract for import-linter: a module whose name begins with ``_`` is its own package's."""
 
-from __future__ import annotations
-
 from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, output
 

@@ -175,7 +175,8 @@ class Declared:
         words = []
         for one in value if self.several else [value]:
             said = option.write(one)
-            words += [f"{self.name}={said}"] if option.attached else [self.name, said]
+            joined = option.attached or said.startswith("-")
+            words += [f"{self.name}={said}"] if joined else [self.name, said]
         return words
 
 

@@ -21,7 +21,7 @@ _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _BYTES |= {_letter: 1 << 10 * _power, f"{_letter}ib": 1 << 10 * _power}
     _BYTES[f"{_letter}b"] = 1000**_power
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_duration(text: str) -> float:

@@ -43,7 +43,7 @@ def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
         guess = did_you_mean(name, entries)
         raise UnknownScenario(f"There is no scenario {name!r}.{guess}", hint="mmrepro list")
     try:
-        return _checked(entries[name].load(), f"entry point {name}", conditions)
+        return _loaded(entries[name], conditions)
     except BrokenScenario:
         raise
     except Exception as error:
@@ -52,7 +52,6 @@ def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
         ) from error
 
 
-@lru_cache(maxsize=1)
 def as_run(name: str, variant: str) -> Scenario:
     """The scenario in the variant of a run; without one that it does not have. Raises as
     :func:`load_scenario`."""
@@ -60,6 +59,13 @@ def as_run(name: str, variant: str) -> Scenario:
     return found.with_variant(variant if variant in {v.variant for v in found.variants} else "")
 
 
+@lru_cache
+def _loaded(entry: EntryPoint, conditions: bool) -> Scenario:
+    """Python keeps its module as well: what was sound is sound for as long as the process runs."""
+    return _checked(entry.load(), f"entry point {entry.name}", conditions)
+
+
+@lru_cache(maxsize=1)
 def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """By name, of all distributions on ``path``, which is sys.path: each has a file to be read."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}

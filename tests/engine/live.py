@@ -1,7 +1,5 @@
 """What engine tests share: a finished or running ``mmrepro run``, and what is left of one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

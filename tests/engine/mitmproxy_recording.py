@@ -1,7 +1,5 @@
 """mitmdump between clients and a server, exactly as docs/capture.md has it."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

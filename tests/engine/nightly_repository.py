@@ -1,7 +1,5 @@
 """A repository for tests of the nightly: this checkout's files, a bare origin, runs, issues."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -7,8 +7,6 @@ A node is a raylet with workers of its own; ``remove`` kills it as a power cut w
 stdin ends the cluster.
 """
 
-from __future__ import annotations
-
 import sys
 
 import ray

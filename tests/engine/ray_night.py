@@ -4,8 +4,6 @@ Their runs are child processes, as real ones are, started by the same function. 
 in a folder as it begins. Run as a program, so that Ray sends these classes to the workers by value.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -5,8 +5,6 @@
 They need recording again only when an engine changes its log.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Some twenty requests of every kind that a recording holds, sent to one server."""
 
-from __future__ import annotations
-
 import base64
 import json
 import socket

@@ -3,8 +3,6 @@
 mm-cache-desync is the cheapest scenario (nothing hangs in it), and two factors are four runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """``mmrepro accept`` on a CPU, with minivllm: killed in the middle, gone on with, told once."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A bisection over real releases: the neighbours of a boundary that is known."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

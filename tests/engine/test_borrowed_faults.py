@@ -1,7 +1,5 @@
 """Every fault of minivllm: the four borrowed ones by ``run``, all ten by ``diagnose``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

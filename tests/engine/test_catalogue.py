@@ -1,7 +1,5 @@
 """The cheap half of the further failures, on real engines; the whole catalogue: every night."""
 
-from __future__ import annotations
-
 import pytest
 from live import RunOnce
 

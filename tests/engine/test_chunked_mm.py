@@ -1,7 +1,5 @@
 """chunked-mm-prefill and encoder-cache-overflow on the real vLLM, and the emulated stream's own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

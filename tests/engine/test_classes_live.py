@@ -1,7 +1,5 @@
 """Classes of failure on real servers: what one request does to a vLLM, and who is told of it."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Nights on a real Ray cluster, its nodes on this machine: what is lost, killed, stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The collision search on the real SGLang, and the shipped pair, by the engine's own classes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

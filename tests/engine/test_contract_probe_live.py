@@ -3,8 +3,6 @@
 The device stream of the race is emulated; the probe is the same with and without it.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

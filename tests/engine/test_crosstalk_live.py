@@ -1,7 +1,5 @@
 """Cross-talk on a real minivllm: by its own fault, and without it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path

@@ -3,8 +3,6 @@
 One start of vLLM serves all of the first part, in the order of the file: the last test kills it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

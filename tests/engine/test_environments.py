@@ -1,7 +1,5 @@
 """Real environments from a real package index."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

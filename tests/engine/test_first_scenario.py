@@ -1,7 +1,5 @@
 """docs/first-scenario.md, followed to the letter in an empty folder."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Fuzzing real minivllm servers with a mistake that it is not told of; killed, and gone on with."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The main job on the real vLLM: the hang, its absence, its mitigations, its root."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """What mitmproxy records of real traffic, read again: the recipe of docs/capture.md."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

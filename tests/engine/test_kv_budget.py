@@ -4,8 +4,6 @@ The second runs no server: each engine's interpreter imports its cache code and 
 hundred made-up cases, at block borders and where it gives up as well.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The real LMDeploy on a CPU: the opaque error, its grades by release, the crash, the numbers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

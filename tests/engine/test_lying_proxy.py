@@ -1,7 +1,5 @@
 """A proxy that lies, between the player and a real minivllm: what the oracles see of it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

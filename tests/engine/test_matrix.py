@@ -1,7 +1,5 @@
 """A night of three cells, killed in its middle and gone on with."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -6,8 +6,6 @@ what JUnit's file says of it: failed, skipped or absent is failed. Where all of 
 was skipped for want of a GPU, it is skipped here.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -3,8 +3,6 @@
 Real are mmrepro, git with a bare repository as origin, and minivllm. A fake is `gh` alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

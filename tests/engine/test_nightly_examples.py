@@ -5,8 +5,6 @@ no engine. Artifacts are emulated by copying, what installs mmrepro is left out,
 `buildkite-agent`, which only remembers its calls.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The oracles on real engines: nothing against a healthy one, the right class for each fault."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A scenario in a distribution of its own (tests/pack), run by its name."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

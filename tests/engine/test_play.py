@@ -1,7 +1,5 @@
 """Cases on real minivllm servers."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

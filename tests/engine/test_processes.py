@@ -1,7 +1,5 @@
 """Nothing of a run is left behind, whatever ends the harness."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

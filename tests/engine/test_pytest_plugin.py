@@ -1,7 +1,5 @@
 """The pytest plugin, installed as users have it, with real engines: minivllm's, the smallest."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Traffic on real minivllm servers: found, shrunk and named; killed, and gone on with."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

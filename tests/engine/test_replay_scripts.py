@@ -1,7 +1,5 @@
 """What a finding hands out, on real servers: ``reproduce.py`` and the scenario made of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """``mmrepro repro`` on a real server: the curl lines of a report, run against a recording proxy."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

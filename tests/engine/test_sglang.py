@@ -1,7 +1,5 @@
 """The real SGLang on a CPU, behind its stand-in: two pictures taken for one, and how to tell."""
 
-from __future__ import annotations
-
 import pytest
 from live import Finished, RunOnce
 from mmrepro.scenarios.pad_value_collision import traffic

@@ -1,7 +1,5 @@
 """Tiny models of today's stack on a real vLLM, held against its environment's transformers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import urllib.request

@@ -4,8 +4,6 @@ Mostly on minivllm, which starts in a second or two; vLLM, SGLang and LMDeploy s
 other tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A watch beside a real server that is driven into a real hang."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """mmrepro and an engine, carried to a machine without a network: here, a namespace without one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

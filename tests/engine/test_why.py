@@ -1,7 +1,5 @@
 """Broken starts of real engines: does ``mmrepro why`` name the cause of each?"""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Seeded traffic of made-up clients, as a case and as what a recorder would have written of it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -4,8 +4,6 @@ Each is what an adversary does to a recording: one thing of another server, anot
 answer, another speaker. A change that finds nothing to change in a recording says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -5,8 +5,6 @@ could stand there: another number, a moment at another time, a digest of somethi
 one entry less. It is made in place and taken back.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

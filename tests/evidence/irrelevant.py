@@ -6,8 +6,6 @@ to nobody where none does. ``ANYWAY`` may be another even in evidence that a con
 is ``Class.field``, or ``Class.field: change`` for one kind of edit alone.
 """
 
-from __future__ import annotations
-
 ANOTHER_PLACE = "a condition reads other entries of this list, and would notice there"
 SENT_ONCE = "of a picture that is sent once any other is as good; of one sent again it is noticed"
 FOR_PEOPLE = "it is told to people, and nothing is judged by it"

@@ -4,8 +4,6 @@
 of them again and compare; ``python tests/evidence/record.py --verdicts`` writes the table anew.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Git clones of a made-up engine tree: a package ``vllm`` whose ``state.py`` says what a run of it
 comes to."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

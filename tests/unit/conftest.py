@@ -1,7 +1,5 @@
 """For every test of what runs without an engine."""
 
-from __future__ import annotations
-
 import gc
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """FAKES of what a run starts: no engine, no supervisor; a start goes as a test says."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A FAKE OpenAI server: no engine, only the ways in which one may answer, well or badly."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@
 processor lays pixels out as Qwen2-VL's does (patches of 14, merged 2 x 2, each frame twice).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PROCESSOR = '''

@@ -1,7 +1,5 @@
 """What GitHub's runner makes of the output of a step, as its ActionCommand.cs has it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

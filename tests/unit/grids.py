@@ -1,7 +1,5 @@
 """Grids of cases: some of them for each change, the whole every night (``-m nightly``)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

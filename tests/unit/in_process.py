@@ -1,7 +1,5 @@
 """``mmrepro …`` in this process: a start of Python and its imports take half a second each."""
 
-from __future__ import annotations
-
 import io
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A server that is only pretended, and that keeps what it was sent."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

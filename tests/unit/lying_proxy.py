@@ -1,7 +1,5 @@
 """A FAKE in front of a sound server: a proxy that lies about some answers, and notes which."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

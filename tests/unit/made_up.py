@@ -1,7 +1,5 @@
 """Made-up evidence of runs, modelled on real ones of vLLM 0.23.0 and 0.24.0. No run made it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Made-up evidence of engine deaths and of the encoder-cache hang, modelled on real runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from made_up import at, http, probed, processes, request

@@ -1,7 +1,5 @@
 """Made-up evidence of LMDeploy runs, modelled on real ones of 0.6.4 and 0.18.0. No run made it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,45 +1,16 @@
 """Made-up runs of async-race, and what can be changed in them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from made_up import metrics, probed, processes, swap
+from made_up import metrics, probed, swap
 from made_up_crash import death_log, ordered_run, race_run, with_stream
 from mmrepro.probes.data import LogsData, MetricSample
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.vllm import CACHE_CONFIG
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
 from mmrepro.traffic.evidence import Evidence
+from turns import Change
 
-Change = Callable[[Evidence], object]
 RACE = load_scenario("chunked-mm-prefill").with_variant("async-race")
 RACE_LABELS = (module.SILENT, module.FIRST, module.SECOND)
-
-
-def edit(label: str, **fields: object) -> Change:
-    def change(evidence: Evidence) -> None:
-        for record in evidence.labelled(label):
-            for name, value in fields.items():
-                setattr(record, name, value)
-
-    return change
-
-
-def without(label: str) -> Change:
-    def change(evidence: Evidence) -> None:
-        evidence.requests = [r for r in evidence.requests if not r.label.startswith(label)]
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    return lambda evidence: [change(evidence) for change in changes]
-
-
-def lives_on(evidence: Evidence) -> None:
-    evidence.probes.append(probed(processes(user=1.0)))
-    evidence.engine_exit = None
 
 
 def race() -> Evidence:

@@ -1,7 +1,5 @@
 """Made-up evidence of SGLang's aliases, modelled on real runs. No run made it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

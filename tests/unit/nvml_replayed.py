@@ -8,8 +8,6 @@ A snapshot holds each call's result or error::
 ``gpu``, ``mig`` and ``machine`` make one up in the same form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The smallest incident that is one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from made_up import at

@@ -1,7 +1,5 @@
 """``mmrepro ablate`` as users meet it: no engine, no network."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

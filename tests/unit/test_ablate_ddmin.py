@@ -1,7 +1,5 @@
 """ddmin over any oracle: what it returns does it, and nothing can be left out of it."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """The search and its classes over made-up oracles: monotone, not monotone, unclear."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import combinations
 

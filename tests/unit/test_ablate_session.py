@@ -1,7 +1,5 @@
 """A whole ablation against an engine that is not there: cells, cache, retry, resume, files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

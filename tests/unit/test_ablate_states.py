@@ -1,7 +1,5 @@
 """What a run and a cell show. An unknown cause is never one that is gone."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

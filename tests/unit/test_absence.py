@@ -1,7 +1,5 @@
 """No condition is met, and no claim confirmed, by the absence of evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -3,16 +3,14 @@
 Recorded runs with one change, and made-up ones for what lies on either side of a comparison.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from imposters import CORPUS
-from imposters.sglang import answered_as, asked, both, by_hand, facts, logged, mitigated, unrun
-from made_up import http, probed, request, run_facts
+from imposters.sglang import answered_as, asked, logged, mitigated
+from made_up import probed, request, run_facts
 from made_up_sglang import (
     EMBEDDING,
     KV,
@@ -70,13 +68,6 @@ def told(recording: str, *edits: Callable[[Incident], object]) -> Told:
 # ------------------------------------------------------------------ item 4: the pair, the bytes
 
 
-def test_item_4_a_pair_that_does_not_collide_says_nothing() -> None:
-    found = told(f"{PAD}0.5.23", facts(hash_b="e20742764e1f2440"))
-    assert found.outcome is INCONCLUSIVE
-    assert "pair-agrees is not-met" in found.why
-    assert told(f"{PAD}0.5.23").outcome is NOT_REPRODUCED  # with the fix, and a pair
-
-
 A, B = 0x39EC1567E1977410, 0x08F735A321977410
 TOP, NEXT = 1 << 29, 1 << 30
 
@@ -109,15 +100,6 @@ def test_a_hash_that_is_none_makes_it_unknown(bad: object) -> None:
     assert truth(COLLISION, evidence, "pair-agrees") is UNKNOWN
 
 
-def test_item_4_other_bytes_say_nothing() -> None:
-    other = facts(bytes_equal=False, hashes_equal=False)
-    for recording in (f"{ALIAS}disable-radix-cache", f"{VISION}disable-embedding-cache"):
-        found = told(recording, other)
-        assert found.outcome is INCONCLUSIVE
-        assert "same-bytes is not-met" in found.why
-        assert found["bytes-only"] == "not-tested"
-
-
 @pytest.mark.parametrize("scenario", [KV, EMBEDDING])
 @pytest.mark.parametrize("fact", ["bytes_equal", "grids_differ"])
 def test_both_halves_of_one_buffer_in_two_layouts_are_read(scenario: Scenario, fact: str) -> None:
@@ -129,29 +111,7 @@ def test_both_halves_of_one_buffer_in_two_layouts_are_read(scenario: Scenario, f
     )
 
 
-def test_item_4_a_cache_that_nobody_turned_off_as_a_cure_says_nothing() -> None:
-    assert told(f"{ALIAS}with-disable-radix-cache").outcome is INCONCLUSIVE
-    assert told(f"{PAD}disable-radix-cache", by_hand).outcome is INCONCLUSIVE
-    assert told(f"{VISION}disable-embedding-cache", by_hand).outcome is INCONCLUSIVE
-
-
 # ------------------------------------------------------------------ what a mitigation did
-
-
-def test_a_mitigation_prevents_only_where_the_cause_is_seen_gone() -> None:
-    assert told(f"{PAD}disable-radix-cache")["did disable-radix-cache"] == "prevented"
-    assert told(f"{PAD}0.5.17-cache-salt")["did cache-salt"] == "prevented"
-    assert told(f"{ALIAS}disable-radix-cache")["did disable-radix-cache"] == "prevented"
-    name = "disable-embedding-cache"
-    assert told(f"{VISION}{name}")[f"did {name}"] == "prevented"
-    assert told(f"{PAD}cache-salt")["did cache-salt"] == "not-prevented"
-
-
-def test_an_option_that_did_nothing_prevents_nothing() -> None:
-    for recording, label in ((PAD, "gate: A again"), (ALIAS, "gate: T again")):
-        found = told(f"{recording}disable-radix-cache", asked(label, cached_tokens=50))
-        assert found.outcome is INCONCLUSIVE
-        assert found["did disable-radix-cache"] == "not-told"
 
 
 @pytest.mark.parametrize("victim", ["B after A", "A after B"])
@@ -179,33 +139,10 @@ def test_a_flush_that_was_refused_emptied_nothing() -> None:
 
 
 def test_a_release_with_the_fix_needs_no_cure() -> None:
-    unshared = asked("B after A", "A after B", cached_tokens=0)
-    found = told(f"{PAD}0.5.23", mitigated("cache-salt"), unshared)
-    assert (found.outcome, found["did cache-salt"]) == (NOT_REPRODUCED, "not-told")
     assert told(f"{PAD}0.5.23", mitigated("release"))["did release"] == "prevented"
 
 
 # ------------------------------------------------------------------ item 9: claims
-
-
-def test_item_9_claims_are_not_refuted_by_a_cache_that_is_off() -> None:
-    for recording in (f"{ALIAS}with-disable-radix-cache", f"{ALIAS}disable-radix-cache"):
-        found = told(recording)
-        assert (found["one-entry"], found["alive"]) == ("not-tested", "not-tested")
-        assert found["bytes-only"] == "confirmed"
-    found = told(f"{VISION}disable-embedding-cache")
-    assert (found["one-entry"], found["alive"]) == ("not-tested", "not-tested")
-    found = told(f"{PAD}disable-radix-cache", by_hand)
-    assert {found[c] for c in ("kv-reused", "a-features", "embeddings")} == {"not-tested"}
-
-
-@pytest.mark.parametrize("recording", [f"{ALIAS}0.5.23", f"{VISION}0.5.23"])
-def test_item_9_two_hashes_confirm_nothing(recording: str) -> None:
-    found = told(recording, facts(hashes_equal=False))
-    assert found.outcome is DIFFERENT
-    assert {found[c] for c in ("bytes-only", "one-entry", "alive")} == {"refuted"}
-    plain = told(recording)
-    assert {plain[c] for c in ("bytes-only", "one-entry", "alive")} == {"confirmed"}
 
 
 def test_claims_about_answers_need_the_engines_own_kernels() -> None:
@@ -234,17 +171,6 @@ def test_a_claim_of_the_pair_needs_both_orders(one_order: str) -> None:
     assert found["embeddings"] == "not-tested"
 
 
-def test_item_9_what_leaks_from_the_last_request_is_no_cache() -> None:
-    leak = both(
-        answered_as("T after W and others", "gate: T alone"),
-        answered_as("W after T and others", "gate: W alone"),
-    )
-    found = told(f"{VISION}0.5.23", leak)
-    assert found.outcome is DIFFERENT
-    assert found["one-entry"] == found["alive"] == "not-tested"
-    assert told(f"{VISION}0.5.23", unrun).outcome is INCONCLUSIVE
-
-
 # ------------------------------------------------------------------ item 12, and live servers
 
 
@@ -260,11 +186,6 @@ def test_nobody_asks_a_live_server_for_a_trigger(scenario: Scenario) -> None:
     conditions = scenario.live_conditions(LiveFacts("sglang", "0.5.17"))
     assert conditions
     assert "precondition" not in {c.part for c in conditions}
-
-
-def test_green_endpoints_do_not_decide() -> None:
-    red = changed(run(collides=True), lambda e: e.probes.__setitem__(0, probed(http(200, 503))))
-    assert truth(COLLISION, red, "endpoints-green") is NOT_MET
 
 
 # ------------------------------------------------------------------ what is shown

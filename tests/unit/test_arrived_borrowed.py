@@ -1,7 +1,5 @@
 """borrowed-faults: when the trigger arrived, on made-up evidence, one thing changed at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

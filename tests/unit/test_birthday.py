@@ -1,7 +1,5 @@
 """The birthday arithmetic, against exact fractions and against counting."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import product

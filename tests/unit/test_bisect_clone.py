@@ -1,7 +1,5 @@
 """``mmrepro bisect --source``: over the commits of a clone; and ``bisect-run``, as git calls it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

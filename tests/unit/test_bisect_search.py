@@ -1,7 +1,5 @@
 """The search of a bisection against made-up truths."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

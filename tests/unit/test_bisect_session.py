@@ -1,7 +1,5 @@
 """A bisection's session, files and reports, with made-up runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

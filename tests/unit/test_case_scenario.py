@@ -1,7 +1,5 @@
 """A case as a scenario's trigger, against a FAKE server, and the conditions that go with it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

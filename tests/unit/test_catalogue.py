@@ -1,7 +1,5 @@
 """The catalogue: what recorded runs say of each failure, the page, and what is alive."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Sequence

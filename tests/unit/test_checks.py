@@ -1,7 +1,5 @@
 """The shared checks at their edges; what they mean for verdicts is in test_verdicts_*.py."""
 
-from __future__ import annotations
-
 import pytest
 from made_up import (
     GHOST,

@@ -4,8 +4,6 @@ One use of each kind is a process of its own; the others call ``main`` here, whi
 as fast.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``mmrepro logs``."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

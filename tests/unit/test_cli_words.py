@@ -1,7 +1,5 @@
 """Words of the command line: names of what lies here, guesses, completion, help, downloads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

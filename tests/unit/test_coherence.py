@@ -4,8 +4,6 @@ Three ways to take a recording apart: every field of it by itself (``edits``), o
 manner of an adversary (``apart``), and parts of two runs in one.
 """
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections import Counter
@@ -105,9 +103,9 @@ def test_some_edits_of_some_recordings(corpus: dict[str, Incident]) -> None:
     tried = [
         (name, *one)
         for name in chosen.sample(sorted(corpus), 12)
-        for one in consequences(corpus[name], chosen, most=times(10))
+        for one in consequences(corpus[name], chosen, most=times(6))
     ]
-    assert len(tried) >= 100
+    assert len(tried) >= 60
     assert not [one for one in tried if not one[-1]]
 
 

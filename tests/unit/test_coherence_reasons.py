@@ -4,8 +4,6 @@ A row takes a recording, changes one thing in it, and names the check, what it d
 which words.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from dataclasses import replace

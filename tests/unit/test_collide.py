@@ -1,7 +1,5 @@
 """The collision search: its parts on small numbers, and the whole on a made-up engine."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

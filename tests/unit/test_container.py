@@ -1,7 +1,5 @@
 """The Dockerfile, held to what the repository has; it was built by hand, see docs/gpu.md."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

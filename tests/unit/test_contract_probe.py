@@ -1,7 +1,5 @@
 """The contract probe: how a run switches it on, and what it reads of a model runner."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator

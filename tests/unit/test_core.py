@@ -1,8 +1,6 @@
 """``pip install mmrepro`` alone: what the core does without the extra ``run``, and what the wheel
 holds."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.runs.judge import CEILING_S, FACTOR, FLOOR_S, derive

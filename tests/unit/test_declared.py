@@ -3,8 +3,6 @@
 Each test also judges or sends: what is declared counts where it is used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``mmrepro demo``: the recording in the package, judged again and shown."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """What a GPU says of a device-side assert, as one said it, against the rules that look for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

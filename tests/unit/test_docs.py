@@ -1,7 +1,5 @@
 """The documents hang together: links lead somewhere, commands exist, what is repeated agrees."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What scenarios do with a server, against a FAKE one (fake_server.py)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

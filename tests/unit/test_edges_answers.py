@@ -1,7 +1,5 @@
 """How answers read, and the conditions that scenarios share, at their edges."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Shared checks at their edges: each comparison from both sides, each half of an `and` alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What evidence hands out, deadlines and cells at their edges: each comparison from both sides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """From recorded facts to effects and changes, at the edges."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The emulated device's queue and its watch: no torch, no engine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

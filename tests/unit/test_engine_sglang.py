@@ -1,7 +1,5 @@
 """SGLang's adapter: the command, the stand-ins by release, and how their calls are counted."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Features of today's stack: what their names stand for, and what turns them off again."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether CUDA is initialised in a process; the libraries here are stand-ins for NVIDIA's."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """ghost-key-eviction --option video: the recorded run, and what is sent."""
 
-from __future__ import annotations
-
 import base64
 import io
 
@@ -23,10 +21,6 @@ def judged(evidence: Evidence) -> str:
 
 def recorded(name: str = "option-video") -> Evidence:
     return load(CORPUS / f"ghost-key-eviction-{name}.zip").evidence
-
-
-def test_videos_hang_it() -> None:
-    assert judged(recorded()) == "confirmed"
 
 
 @pytest.mark.parametrize("name", ["0.23.0", "option-stream"])

@@ -1,7 +1,5 @@
 """Which GPU a run takes. Made-up machines (see nvml_replayed)."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

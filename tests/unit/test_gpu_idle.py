@@ -1,8 +1,6 @@
 """“GPU utilisation is 0 %, memory stays held”, and what only looks like it. Made-up evidence; the
 numbers are those of nvml_h100.json, where they can be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is read of NVML. Made up after NVIDIA's documentation (see nvml_replayed)."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

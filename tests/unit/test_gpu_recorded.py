@@ -1,7 +1,5 @@
 """NVML and CUDA as a real H100 answered them (nvml_h100.json: recorded 2026-11-22; see "what")."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run of a FAKE server on a made-up GPU: what it takes, what the engine is told, what is kept."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Imposters: recorded runs with one change each, which nothing may take for what they look like."""
 
-from __future__ import annotations
-
 import pytest
 import verdicts
 from grids import grid
@@ -68,6 +66,7 @@ def test_no_imposter_matches_a_live_signature(imposter: Imposter) -> None:
     assert not matched(imposter.incident(), SCENARIOS)
 
 
+@pytest.mark.nightly
 def test_each_change_changes_something(changed: dict[str, Incident]) -> None:
     """An imposter that is its recording proves nothing."""
     from mmrepro.reports import load

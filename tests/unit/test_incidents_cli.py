@@ -1,7 +1,5 @@
 """``mmrepro incidents``: what ran here, whatever else lies there."""
 
-from __future__ import annotations
-
 import json
 import time
 import webbrowser

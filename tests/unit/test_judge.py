@@ -1,7 +1,5 @@
 """Recorded runs, judged again: the corpus in tests/evidence, and the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,8 @@ from mmrepro.cli.app import app
 from mmrepro.failure.documents import Incident
 from mmrepro.reports import load
 from mmrepro.runs.judge import expectation, facts_of
-from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario.registry import as_run, load_scenario
+from mmrepro.scenarios import encoder_cache_overflow
 from mmrepro.scenarios.data import claims, recorded_runs
 from record import claims_of, runs_of
 from typer.testing import CliRunner
@@ -164,3 +163,12 @@ def test_an_incident_whose_release_is_no_version(
     incident.engine.release = release
     with pytest.raises(UsageError, match=r"^The incident's release is no version"):
         facts_of(incident, load_scenario(incident.scenario.name))
+
+
+def test_a_scenario_file_is_read_anew(tmp_path: Path) -> None:
+    """A process may judge again and again while somebody writes the file."""
+    file = tmp_path / "mine.py"
+    for name in ("one", "another"):
+        text = Path(encoder_cache_overflow.__file__).read_text()
+        file.write_text(text.replace('"encoder-cache-overflow"', f'"{name}"'))
+        assert as_run(str(file), "").name == name

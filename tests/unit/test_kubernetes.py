@@ -1,7 +1,5 @@
 """The manifests of docs/kubernetes: by Kubernetes' schemas, and by what a watch really serves."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LMDeploy's two KV scenarios: bounds, and which of several lines is the one that tells."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """LMDeploy's KV chain link by link, which requests failed, and what a live server shows of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What LMDeploy's witness and clients say, read: each bound from both sides, each word alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """On a starved machine an endpoint is late: that is no sign that the front is not well."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

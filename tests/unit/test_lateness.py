@@ -1,7 +1,5 @@
 """How late a thread wakes that only sleeps."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

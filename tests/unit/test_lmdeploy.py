@@ -1,7 +1,5 @@
 """LMDeploy's adapter, its environment, and the text models that it serves."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

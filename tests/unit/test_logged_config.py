@@ -1,7 +1,5 @@
 """What vLLM says of its configuration: its log's line and its metrics, not the options it got."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

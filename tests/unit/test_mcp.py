@@ -1,7 +1,5 @@
 """``mmrepro mcp``: an agent's tools, called through the protocol's own client."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any

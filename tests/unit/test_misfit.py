@@ -1,7 +1,5 @@
 """What a source tree asks in vain of the release that lends it compiled files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,13 +1,12 @@
 """``mmrepro new``: what it writes runs, is red, and never claims a failure."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import verdicts
 from mmrepro.base import errors
 from mmrepro.cli.app import app
 from mmrepro.engines import ENGINES
@@ -20,6 +19,8 @@ from typer.testing import CliRunner
 pytestmark = pytest.mark.usefixtures("by_conditions")
 
 RECORDED = Path(__file__).parent.parent / "evidence"
+ROWS = verdicts.read()["recordings"]
+REPRODUCED = [name for name, row in ROWS.items() if row["outcome"] == Outcome.REPRODUCED]
 runner = CliRunner()
 
 
@@ -55,11 +56,9 @@ def test_whatever_was_seen_the_template_says_reproduced_of_none(
     new("odd-image", "--engine", engine, "--out", str(tmp_path))
     template = load_scenario(str(tmp_path / "odd_image.py"))
     outcomes = []
-    known = [s.name for s in map(load_scenario, scenario_names()) if s.engine == engine]
-    for path in (path for name in known for path in RECORDED.glob(f"{name}-*.zip")):
-        incident = load(path)
-        if incident.outcome is not Outcome.REPRODUCED:
-            continue
+    known = tuple(s.name for s in map(load_scenario, scenario_names()) if s.engine == engine)
+    for name in (name for name in REPRODUCED if name.startswith(known)):
+        incident = load(RECORDED / f"{name}.zip")
         for request in incident.evidence.requests:  # as if it had been the template's run
             if request.phase == "trigger":
                 request.label = "TODO: the request that fails"

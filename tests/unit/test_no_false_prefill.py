@@ -1,8 +1,6 @@
 """chunked-mm-prefill's placeholders: nothing is said of a token that never arrived (issue 14, 4),
 of another process's error, or of options that the engine does not confirm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What was once said falsely of vLLM's multimodal caches: one test for each."""
 
-from __future__ import annotations
-
 import pytest
 from made_up import (
     GHOST,

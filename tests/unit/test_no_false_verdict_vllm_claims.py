@@ -1,7 +1,5 @@
 """What vLLM's cache scenarios say of the original report: by what each claim stands or falls."""
 
-from __future__ import annotations
-
 import pytest
 from made_up import (
     GHOST,

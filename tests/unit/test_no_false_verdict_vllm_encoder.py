@@ -1,7 +1,5 @@
 """What was once said falsely of vLLM's encoder cache: one test for each."""
 
-from __future__ import annotations
-
 import pytest
 from made_up import (
     drop,

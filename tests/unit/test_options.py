@@ -1,7 +1,5 @@
 """What follows from declared options: words, parameters, keys and variables."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -182,7 +180,7 @@ def needed(made: type[Command]) -> dict[str, Any]:
 def typed(one: Declared, value: Any) -> Any:
     """``value`` as people write it in TOML."""
     if one.several:
-        return list(value)
+        return [str(item) for item in value]
     if one.option.read or one.type is Path or isinstance(value, Enum):
         return one.option.write(value) if one.option.read else str(value)
     return value
@@ -380,3 +378,5 @@ def test_ranks_are_options_of_the_server(name: str, words: str, args: tuple[str,
 def test_the_words_of_another_command_stay_as_they_are() -> None:
     words = ["run", "--", "--tensor-parallel-size", "2"]
     assert [*_ranks_apart(words)] == words
+    made = BY_NAME["repro"](host="-tp")
+    assert parsed(type(made), all_words(made)) == made

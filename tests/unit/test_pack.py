@@ -1,7 +1,5 @@
 """A scenario in a distribution of its own (tests/pack), installed: known by its name."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What chunked-mm-prefill reads in requests and in the log: each bound from both sides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What generated-placeholder sends, and when it sends again, to a server that is only pretended."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - rows of data read better whole
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

@@ -1,31 +1,17 @@
 """async-race: what hides and what prevents (item 10), and flips without effect (item 5)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 from made_up import run_facts, swap
 from made_up_crash import quiet_log, with_stream
-from made_up_race import (
-    RACE,
-    Change,
-    apart,
-    both,
-    cached,
-    counting,
-    edit,
-    idle,
-    large,
-    ordered,
-    race,
-    reworded,
-)
+from made_up_race import RACE, apart, cached, counting, idle, large, ordered, race, reworded
 from mmrepro.failure.documents.searches import Ablation, FactorClass, FactorResult
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.runs.judge import effect, judge as judged
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
 from mmrepro.traffic.evidence import Evidence
+from turns import Change, both, edit
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 NOT_REPRODUCED = Outcome.NOT_REPRODUCED

@@ -1,7 +1,5 @@
 """What async-race and literal-placeholder send, to a server that is only pretended."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

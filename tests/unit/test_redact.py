@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - rows of data read better whole
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import time
@@ -199,10 +197,10 @@ def test_a_model_is_walked_whole() -> None:
      "aA1", "Authorization: ", "-----BEGIN PRIVATE KEY-----", "api_", "a_", "x-", "--", "bearer ", "'\\"],
 )  # fmt: skip
 def test_time_is_linear(bad: str) -> None:
-    text = bad * (150_000 // len(bad))
+    text = bad * (75_000 // len(bad))
     started = time.process_time()  # not the clock's: others may use the machine
     redactor().redact(text)
-    assert time.process_time() - started < 1.0  # of a square of that, four times as much
+    assert time.process_time() - started < 0.6  # of a square of that, twice as much
 
 
 def test_odd_text_is_no_error() -> None:

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - rows of data read better whole
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """``mmrepro replay`` as it is typed; no server is started."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

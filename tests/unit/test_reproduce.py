@@ -1,7 +1,5 @@
 """Reproducers in a process of their own and forked from a fork server: what comes of them."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Callable, Iterator

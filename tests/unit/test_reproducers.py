@@ -4,8 +4,6 @@ cachetools is not a dependency of ours, and the real engines are for tests/engin
 the few lines that matter: name-mangled order and data, and the eviction loop.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """A whole run of FAKE servers: what is written, and what becomes of the server, however it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -1,7 +1,5 @@
 """What decides a cell's outcome is in its key; what does not is not."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

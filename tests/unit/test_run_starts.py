@@ -1,7 +1,5 @@
 """A server's start with FAKE servers: which mode is tried next, and what is remembered of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a check may ask for, and what it is told where that is missing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

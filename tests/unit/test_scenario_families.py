@@ -1,7 +1,5 @@
 """What variants of one scenario share: words with attributes in them, methods by their names."""
 
-from __future__ import annotations
-
 import pytest
 from made_up import at, http, probed, request, run_facts
 from mmrepro.failure.documents import ClaimStatus

@@ -1,7 +1,5 @@
 """``--device cuda`` of replay, fuzz and repro, as far as a machine without a GPU can tell."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What SGLang's scenarios send, and in which order, to a server that is only pretended."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pair that is shipped: what can be checked of it without the engine."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

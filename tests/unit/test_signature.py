@@ -1,7 +1,5 @@
 """The rules of DESIGN.md, "Verdicts are sacred", as properties of pure functions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Where a start goes, from a log that grows."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

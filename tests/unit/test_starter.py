@@ -1,7 +1,5 @@
 """Which start mode is used, what is remembered of an environment, and what the report says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Causes of failed starts: recorded ones of real engines, and some in the engines' own words."""
 
-from __future__ import annotations
-
 import json
 import re
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Standard streams that are narrow, full, closed or cut off, as a shell hands them to mmrepro."""
 
-from __future__ import annotations
-
 import array
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """A real supervisor with tiny victims. Only processes that a test started are ever ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Issue 14, item 12: a planted fault says nothing of another engine, and a stand-in is no GPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The client against a FAKE server (fake_server.py): whatever it does ends in the record."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """A prepared body that is sent and watched: all that came of it is kept. The server is a FAKE."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

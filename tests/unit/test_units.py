@@ -1,7 +1,5 @@
 """Sizes and lengths of time: what is printed is read again."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """borrowed-faults on made-up evidence: one thing changed at a time, and the verdict turns."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

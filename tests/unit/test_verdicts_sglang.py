@@ -1,12 +1,9 @@
 """SGLang's aliases on made-up evidence: one thing changed at a time, and the verdict turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
-from made_up import http, probed
+from made_up import http
 from made_up_sglang import (
     EMBEDDING,
     KV,
@@ -23,6 +20,7 @@ from made_up_sglang import (
     setting,
     swapped,
     without,
+    without_fact,
 )
 from mmrepro.failure.documents import ClaimStatus, Fidelity
 from mmrepro.failure.signature import Outcome, Truth
@@ -33,25 +31,16 @@ from mmrepro.scenarios import pad_value_collision as collision, shape_alias
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, traffic
 from mmrepro.traffic.evidence import Evidence, Missing
+from turns import Row, ran, to
 
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
-
-
-def test_a_collision_is_reproduced() -> None:
-    outcome, truths = judge(COLLISION, run(collides=True))
-    assert set(truths.values()) == {Truth.MET}
-    assert outcome is REPRODUCED
 
 
 def test_own_answers_are_not_reproduced() -> None:
     outcome, truths = judge(COLLISION, run(collides=False))
     assert outcome is NOT_REPRODUCED
     assert truths["b-gets-a"] is truths["kv-reused"] is truths["equal-pad-values"] is Truth.NOT_MET
-
-
-def facts(**more: Any) -> Change:
-    return lambda evidence: setattr(evidence, "reproducers", [facts_of_pair(**more)])
 
 
 def control_shares_the_picture(evidence: Evidence) -> None:
@@ -65,46 +54,55 @@ def as_056(evidence: Evidence) -> None:
     evidence.facts["cached_tokens_total"] = sum(r.cached_tokens or 0 for r in evidence.requests)
 
 
-CASES: list[tuple[str, Change, Outcome]] = [
-    ("the control shares more than the text", control_shares_the_picture, INCONCLUSIVE),
-    ("B's answer is its own", setting("B after A", **said("B", PROMPT - 1)), DIFFERENT),
-    ("B's answer is nobody's", setting("B after A", **said("?", PROMPT - 1)), DIFFERENT),
-    (
-        "one logprob differs",
-        setting("B after A", logprobs=[-0.65, -0.66, -0.67, -0.69]),
-        DIFFERENT,
-    ),
-    ("one order only", setting("A after B", **said("A", PREFIX)), DIFFERENT),
-    ("B was not answered", setting("B after A", status=500, error="boom"), INCONCLUSIVE),
-    ("the answer broke off", setting("B after A", finish_reason="abort"), DIFFERENT),
-    ("wrong answers without the cache", setting("B after A", cached_tokens=PREFIX), DIFFERENT),
-    ("what was shared is unknown", setting("B after A", cached_tokens=None), INCONCLUSIVE),
-    ("the control's answer is A's", setting("control after A", **said("A", PREFIX)), DIFFERENT),
-    ("no control", without("control after B"), INCONCLUSIVE),
-    ("the prefix is unknown", without("gate: other picture after another"), INCONCLUSIVE),
-    ("A and B are answered alike", setting("gate: B alone", **said("A")), INCONCLUSIVE),
-    ("control and B are answered alike", setting("gate: control again", **said("B")), INCONCLUSIVE),
-    ("answers do not repeat", setting("gate: A again", **said("x", PROMPT - 1)), INCONCLUSIVE),
-    ("no logprobs", setting("gate: A alone", logprobs=[]), INCONCLUSIVE),
-    ("a gate request failed", setting("gate: B again", status=500, error="x"), INCONCLUSIVE),
-    ("the cache was not flushed", setting(sharing.FLUSH, status=400), INCONCLUSIVE),
-    ("never flushed", without(sharing.FLUSH), INCONCLUSIVE),
-    ("pad values differ", facts(pads_equal=False), DIFFERENT),
-    ("hashes are equal as well", facts(hashes_differ=False), DIFFERENT),
-    ("no reproducer", lambda e: setattr(e, "reproducers", []), INCONCLUSIVE),
-    ("a pretended kernel was called", swapped(log(calls=1)), INCONCLUSIVE),
-    ("the stand-in is not in the log", swapped(log(loaded=0)), INCONCLUSIVE),
-    ("no log", lambda e: e.probes.pop(), INCONCLUSIVE),
-    ("zero is reported as nothing", as_056, REPRODUCED),
-    ("red endpoints", lambda e: e.probes.__setitem__(0, probed(http(200, 503))), REPRODUCED),
-]  # fmt: skip
+def no_probe(evidence: Evidence) -> None:
+    evidence.probes.pop()
 
 
-@pytest.mark.parametrize(("change", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_one_thing_changed(change: Change, expected: Outcome) -> None:
-    evidence = run(collides=True)
-    change(evidence)
-    assert judge(COLLISION, evidence)[0] is expected
+ROWS: dict[str, Row] = {
+    "the control shares more than the text": (control_shares_the_picture, "inconclusive ?control"),
+    "B's answer is its own": (setting("B after A", **said("B", PROMPT - 1)), "different -b-gets-a"),
+    "B's answer is nobody's": (
+        setting("B after A", **said("?", PROMPT - 1)), "different -b-gets-a"),
+    "one logprob differs": (
+        setting("B after A", logprobs=[-0.65, -0.66, -0.67, -0.69]), "different -b-gets-a"),
+    "one order only": (setting("A after B", **said("A", PREFIX)), "different -a-gets-b -kv-reused"),
+    "B was not answered": (
+        setting("B after A", status=500, error="boom"),
+        "inconclusive ?text-shared ?b-gets-a ?silent ?kv-reused"),
+    "the answer broke off": (setting("B after A", finish_reason="abort"), "different -silent"),
+    "wrong answers without the cache": (
+        setting("B after A", cached_tokens=PREFIX), "different -kv-reused"),
+    "what was shared is unknown": (
+        setting("B after A", cached_tokens=None), "inconclusive ?text-shared ?kv-reused"),
+    "the control's answer is A's": (
+        setting("control after A", **said("A", PREFIX)), "different -control"),
+    "no control": (without("control after B"), "inconclusive ?control"),
+    "the prefix is unknown": (
+        without("gate: other picture after another"),
+        "inconclusive ?cache-on ?text-shared ?control ?kv-reused"),
+    "A and B are answered alike": (setting("gate: B alone", **said("A")), "inconclusive -b-gets-a"),
+    "control and B are answered alike": (
+        setting("gate: control again", **said("B")), "inconclusive"),
+    "answers do not repeat": (setting("gate: A again", **said("x", PROMPT - 1)), "inconclusive"),
+    "no logprobs": (setting("gate: A alone", logprobs=[]), "inconclusive"),
+    "a gate request failed": (
+        setting("gate: B again", status=500, error="x"), "inconclusive ?cache-on"),
+    "the cache was not flushed": (setting(sharing.FLUSH, status=400), "inconclusive"),
+    "never flushed": (without(sharing.FLUSH), "inconclusive"),
+    "pad values differ": (ran(facts_of_pair(pads_equal=False)), "different -equal-pad-values"),
+    "hashes are equal as well": (
+        ran(facts_of_pair(hashes_differ=False)), "different -equal-pad-values"),
+    "no reproducer": (ran(), "inconclusive ?pair-agrees ?equal-pad-values ?radix-match"),
+    "a pretended kernel was called": (swapped(log(calls=1)), "inconclusive ?no-pretended-kernel"),
+    "the stand-in is not in the log": (swapped(log(loaded=0)), "inconclusive ?no-pretended-kernel"),
+    "no log": (no_probe, "inconclusive ?no-pretended-kernel"),
+    "zero is reported as nothing": (as_056, "reproduced"),
+    "red endpoints": (to(http(200, 503)), "reproduced -endpoints-green"),
+    "it does not say whether pad values are equal": (
+        without_fact("pads_equal"), "inconclusive ?equal-pad-values"),
+    "it does not say whether hashes differ": (
+        without_fact("hashes_differ"), "inconclusive ?equal-pad-values"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

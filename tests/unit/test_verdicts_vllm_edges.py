@@ -1,7 +1,5 @@
 """Where the conditions of vLLM's cache scenarios turn: both sides of each comparison."""
 
-from __future__ import annotations
-
 import pytest
 from made_up import (
     GHOST,

@@ -1,7 +1,5 @@
 """Fork servers of a toy engine: real processes, each ended by the test that started it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whatever ends a fork server, its owner or its server, nothing is left of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

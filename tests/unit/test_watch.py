@@ -1,7 +1,5 @@
 """The watch: liveness with hysteresis, a diagnosis on failure, and what sidecars read."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Classes of failure that a watch names: by its checks, by memory over time, by a diagnosis."""
 
-from __future__ import annotations
-
 import random
 import urllib.request
 from itertools import pairwise

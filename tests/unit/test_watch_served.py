@@ -1,7 +1,5 @@
 """What a watch serves and prints: nothing of what the server said, to nobody but this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -150,6 +148,7 @@ def test_a_client_that_hangs_up_is_no_traceback(capfd: pytest.CaptureFixture[str
     deadline = time.monotonic() + 100
     while any(t.name.startswith("Thread-") and "process_request" in t.name for t in every()):
         assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert capfd.readouterr() == ("", "")
 
 

@@ -1,7 +1,5 @@
 """``mmrepro why``: a log, or a command that is started, watched and ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -77,10 +75,10 @@ def test_a_command_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_ready_line_is_ready_and_the_server_is_ended(tmp_path: Path) -> None:
-    child = command(f"import time; print({UP!r}, flush=True); time.sleep(600)", "vllm.x")
+    child = command(f"import time; print({UP!r}, flush=True); time.sleep(600)", str(tmp_path))
     code, answer = why(tmp_path, "--engine", "vllm", child=child)
     assert (code, answer["state"], answer["pid"]) == (0, "ready", None)
-    assert not _running("vllm.x")
+    assert not _running(tmp_path)
 
 
 def test_an_answer_on_its_own_port_is_ready(tmp_path: Path, free: int) -> None:
@@ -103,12 +101,12 @@ def test_the_answer_of_another_server_on_its_port_is_not(tmp_path: Path, free: i
 
 
 def test_keep_leaves_it_running(tmp_path: Path) -> None:
-    child = command(f"import time; print({UP!r}, flush=True); time.sleep(600)", "vllm.kept")
+    child = command(f"import time; print({UP!r}, flush=True); time.sleep(600)", str(tmp_path))
     code, answer = why(tmp_path, "--engine", "vllm", "--keep", child=child)
     assert (code, answer["state"]) == (0, "ready")
-    assert _running("vllm.kept")
+    assert _running(tmp_path)
     os.kill(answer["pid"], signal.SIGTERM)
-    _until(lambda: not _running("vllm.kept"))
+    _until(lambda: not _running(tmp_path))
 
 
 def test_a_start_that_stands_still_hangs_and_its_stacks_are_shown(
@@ -215,8 +213,9 @@ def free() -> int:
     return free_port()
 
 
-def _running(mark: str) -> bool:
-    return any(mark in processes.arguments(pid) for pid in processes.pids())
+def _running(folder: Path) -> bool:
+    """Whether a process has that argument, which no other run of these tests has."""
+    return any(str(folder) in processes.arguments(pid) for pid in processes.pids())
 
 
 def _until(holds: Any) -> None:

@@ -3,8 +3,6 @@
 Devices are not tried: what would be destroyed is the machine's.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator

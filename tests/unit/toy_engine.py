@@ -1,7 +1,5 @@
 """A package of one module that stands for an engine: real processes, nothing to import."""
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Runs of vLLM's cache scenarios with changes, and what is said of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mmrepro.failure.documents import Fidelity

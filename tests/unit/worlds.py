@@ -1,7 +1,5 @@
 """An engine that is not there: runs that end as a made-up world says, without starting anything."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cache

@@ -7,8 +7,6 @@ confirmed but those that the change leaves true; no mitigation has prevented any
 as a live server, nothing matches. ``tests/unit/test_imposters.py`` holds them to it.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """borrowed-faults: what only looks like minivllm's copies of failures, or like their fix."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from itertools import starmap

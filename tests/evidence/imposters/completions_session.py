@@ -1,7 +1,5 @@
 """LMDeploy: lists of prompts that fail at the same time, and what looks like it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from mmrepro.failure.documents import Incident

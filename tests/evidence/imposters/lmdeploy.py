@@ -1,7 +1,5 @@
 """LMDeploy: an undersized KV budget, and an answer that outgrows the cache."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial

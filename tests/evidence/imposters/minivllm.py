@@ -1,7 +1,5 @@
 """Changes of recorded runs of minivllm that several imposters share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

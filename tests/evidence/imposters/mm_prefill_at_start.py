@@ -1,7 +1,5 @@
 """mm-prefill-at-start: servers that end as they start for another reason, logs that do not tell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import starmap
 

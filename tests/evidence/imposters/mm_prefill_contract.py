@@ -1,7 +1,5 @@
 """mm-prefill-contract: for each of the note's six bugs, what only looks like it or like its fix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import starmap
 

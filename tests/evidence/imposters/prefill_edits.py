@@ -1,7 +1,5 @@
 """Changes that imposters of chunked-mm-prefill have in common."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

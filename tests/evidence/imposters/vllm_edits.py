@@ -1,7 +1,5 @@
 """Changes of recorded runs of vLLM's cache failures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mmrepro.failure.documents import Incident

@@ -1,9 +1,8 @@
 """Imposters of what one request to vLLM kills: other deaths, other requests, other processes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
+from itertools import starmap
 
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
@@ -46,58 +45,26 @@ def anothers(*patterns: str):  # type: ignore[no-untyped-def]
 
 def every() -> Iterator[Imposter]:
     for name, release in SEEN.items():
-        reproduced = f"{name}-{release}"
-        yield Imposter(
-            f"{name}: of another exception",
-            reproduced,
-            "other-cause",
-            "EngineCore had another exception first",
-            first_error("RuntimeError: out of memory"),
-            OTHER,
-            DIES,
-        )
-        yield Imposter(
-            f"{name}: through another place",
-            reproduced,
-            "stale-log",
-            "the traceback through the bug is of a server before this one",
-            anothers(THROUGH),
-            OTHER,
-            (*DIES, "latched"),
-        )
-        yield Imposter(
-            f"{name}: the exception is an old one",
-            reproduced,
-            "stale-log",
-            "the exception is of a server before this one",
-            anothers(FATAL, "exception"),
-            OTHER,
-            DIES,
-        )
-        yield Imposter(
-            f"{name}: another request",
-            reproduced,
-            "trigger-failed",
-            "no request came in as it was meant",
-            unlogged(SENT),
-            UNDECIDED,
-        )
-        yield Imposter(
-            f"{name}: no log",
-            reproduced,
-            "absent-probe",
-            "the log could not be read",
-            without("logs"),
-            UNDECIDED,
-        )
-        yield Imposter(
-            f"{name}: refused for something else",
-            f"{name}-{FIXED[name]}",
-            "healthy",
-            "the request is refused for its model",
-            of(KILLER, status=400, error="the model is not known", prompt_tokens=None),
-            UNDECIDED,
-        )
+        run, fixed = f"{name}-{release}", f"{name}-{FIXED[name]}"
+        yield from starmap(Imposter, (
+            (f"{name}: of another exception", run, "other-cause",
+             "EngineCore had another exception first",
+             first_error("RuntimeError: out of memory"), OTHER, DIES),
+            (f"{name}: through another place", run, "stale-log",
+             "the traceback through the bug is of a server before this one",
+             anothers(THROUGH), OTHER, (*DIES, "latched")),
+            (f"{name}: the exception is an old one", run, "stale-log",
+             "the exception is of a server before this one",
+             anothers(FATAL, "exception"), OTHER, DIES),
+            (f"{name}: another request", run, "trigger-failed",
+             "no request came in as it was meant", unlogged(SENT), UNDECIDED),
+            (f"{name}: no log", run, "absent-probe",
+             "the log could not be read", without("logs"), UNDECIDED),
+            (f"{name}: refused for something else", fixed, "healthy",
+             "the request is refused for its model",
+             of(KILLER, status=400, error="the model is not known", prompt_tokens=None),
+             UNDECIDED),
+        ))  # fmt: skip
 
 
 ON_A_GPU = "stop-token-oov-0.23.0-on-a-gpu"

@@ -1,7 +1,5 @@
 """Imposters of worker-wedged: it answers, it waits for something else, or it was not observed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mmrepro.failure.documents import Incident

@@ -1,7 +1,5 @@
 """Real children: what they print is kept, a late one is ended, an environment is built once."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """From what a child left to rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

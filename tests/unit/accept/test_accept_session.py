@@ -1,7 +1,5 @@
 """What is run, what is kept, and when there is no time: with a child that is a function."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The summary: what is published of an acceptance."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A kind is a function: it opens the campaign in a folder, a new one or one that i
 gives what makes its runs up. A run's name goes to ``made`` as its place makes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

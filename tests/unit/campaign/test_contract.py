@@ -1,7 +1,5 @@
 """What every kind of campaign keeps, whatever ends it: nothing twice, nothing lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -10,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from kinds import KINDS, Opened
@@ -81,20 +79,33 @@ def made(folder: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def journal_lines(kind: str, folder: Path) -> tuple[int, Any]:
-    """How many lines a campaign that nothing disturbs writes, and its document."""
-    lines = 0
-    append = LineFile.append
+class Whole(NamedTuple):
+    """A campaign that nothing disturbs: lines of its journal, its document, its runs."""
 
-    def counting(self: LineFile, line: bytes) -> None:
-        nonlocal lines
-        lines += 1
-        append(self, line)
+    lines: int
+    document: Any
+    made: Counter[str]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LineFile, "append", counting)
-        document = execute(kind, folder)
-    return lines, document
+
+WHOLES: dict[str, Whole] = {}
+
+
+@pytest.fixture
+def whole(kind: str, tmp_path: Path) -> Whole:
+    if kind not in WHOLES:
+        folder, lines, append = tmp_path / "whole" / "c", 0, LineFile.append
+
+        def counting(self: LineFile, line: bytes) -> None:
+            nonlocal lines
+            lines += 1
+            append(self, line)
+
+        folder.parent.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LineFile, "append", counting)
+            document = execute(kind, folder)
+        WHOLES[kind] = Whole(lines, document, Counter(made(folder)))
+    return WHOLES[kind]
 
 
 def in_a_child(work: Callable[[], object]) -> int:
@@ -141,11 +152,11 @@ WHOLE = "matrix"
 @pytest.mark.parametrize(
     "hows", [(), *(pytest.param((how,), id=how, marks=pytest.mark.nightly) for how in HOWS)]
 )
-def test_killed_at_any_line_it_goes_on(kind: str, hows: tuple[str, ...], tmp_path: Path) -> None:
+def test_killed_at_any_line_it_goes_on(
+    kind: str, whole: Whole, hows: tuple[str, ...], tmp_path: Path
+) -> None:
     """In turn before, in and after some of the lines; each way at each line every night."""
-    whole = tmp_path / "whole" / "c"
-    lines, document = journal_lines(kind, whole)
-    runs = Counter(made(whole))
+    lines, document, runs = whole.lines, whole.document, whole.made
     assert lines > 5
     step = 1 if hows or kind == WHOLE else max(1, lines // 6)
     for number, line in enumerate(range(lines - 1, -1, -step)):
@@ -166,9 +177,9 @@ def test_killed_at_any_line_it_goes_on(kind: str, hows: tuple[str, ...], tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_has_ended(kind: str, number: signal.Signals, tmp_path: Path) -> None:
-    whole = tmp_path / "whole" / "c"
-    _, document = journal_lines(kind, whole)
+def test_a_signal_keeps_what_has_ended(
+    kind: str, whole: Whole, number: signal.Signals, tmp_path: Path
+) -> None:
     folder = tmp_path / "cut" / "c"
     folder.parent.mkdir()
 
@@ -192,16 +203,16 @@ def test_a_signal_keeps_what_has_ended(kind: str, number: signal.Signals, tmp_pa
 
     assert in_a_child(work) == 0
     kept = made(folder)
-    assert execute(kind, folder) == document
+    assert execute(kind, folder) == whole.document
     assert Counter(made(folder)[len(kept) :]).keys().isdisjoint(kept[:-1])
 
 
-def test_a_full_disk_is_one_error_and_costs_nothing_that_ended(kind: str, tmp_path: Path) -> None:
-    whole = tmp_path / "whole" / "c"
-    lines, document = journal_lines(kind, whole)
+def test_a_full_disk_is_one_error_and_costs_nothing_that_ended(
+    kind: str, whole: Whole, tmp_path: Path
+) -> None:
     folder = tmp_path / "full" / "c"
     folder.parent.mkdir()
-    append, left = LineFile.append, lines // 2
+    append, left = LineFile.append, whole.lines // 2
     before = set(threading.enumerate())
 
     def full(self: LineFile, line: bytes) -> None:
@@ -216,7 +227,7 @@ def test_a_full_disk_is_one_error_and_costs_nothing_that_ended(kind: str, tmp_pa
         with pytest.raises(NoSpace):
             execute(kind, folder)
     assert not set(threading.enumerate()) - before, "a thread of the campaign goes on"
-    assert execute(kind, folder) == document
+    assert execute(kind, folder) == whole.document
 
 
 def test_a_second_process_on_the_folder_is_refused(kind: str, tmp_path: Path) -> None:
@@ -251,12 +262,10 @@ def test_a_second_process_on_the_folder_is_refused(kind: str, tmp_path: Path) ->
     assert result
 
 
-def test_two_places_reach_the_same_conclusion(kind: str, tmp_path: Path) -> None:
-    one, two = tmp_path / "one" / "c", tmp_path / "two" / "c"
-    one.parent.mkdir()
-    two.parent.mkdir()
-    alone, beside = execute(kind, one), execute(kind, two, 2)
-    assert concluded(alone) == concluded(beside)
+def test_two_places_reach_the_same_conclusion(kind: str, whole: Whole, tmp_path: Path) -> None:
+    folder = tmp_path / "two" / "c"
+    folder.parent.mkdir()
+    assert concluded(whole.document) == concluded(execute(kind, folder, 2))
 
 
 def concluded(document: Any) -> Any:

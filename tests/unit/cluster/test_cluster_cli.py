@@ -1,7 +1,5 @@
 """``matrix run --ray``, up to the cluster."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a run finds in a Ray worker: what a shell on that machine would give it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a worker does with an order, without Ray."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

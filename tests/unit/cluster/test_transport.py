@@ -1,7 +1,5 @@
 """An incident on its way: whole, or not at all."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

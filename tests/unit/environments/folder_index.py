@@ -1,7 +1,5 @@
 """A folder as a package index on the loopback. No test."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

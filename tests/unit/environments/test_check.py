@@ -1,7 +1,5 @@
 """The check of the machine, its command, and the variables that children get."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from subprocess import CompletedProcess

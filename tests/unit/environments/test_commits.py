@@ -1,7 +1,5 @@
 """Wheels of commits, from an index on the loopback, made of tiny wheels."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a build says of its size before it downloads, and how often it says how far it is."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole or not at all: builds with a fake uv, in this process and in others."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

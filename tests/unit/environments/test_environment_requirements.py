@@ -1,7 +1,5 @@
 """What is asked of uv follows from the wheel's METADATA."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

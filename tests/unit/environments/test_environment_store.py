@@ -1,7 +1,5 @@
 """Listing, and that pruning takes what it should and nothing else."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

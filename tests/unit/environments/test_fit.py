@@ -1,7 +1,5 @@
 """``mmrepro check --for``: a release against a machine, on a made-up index."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

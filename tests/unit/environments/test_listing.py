@@ -1,7 +1,5 @@
 """Which releases there are: one page of the index, read as an installer reads it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime

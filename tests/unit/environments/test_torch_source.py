@@ -1,7 +1,5 @@
 """Where torch comes from: PyTorch's CPU index where it answers, else the package index."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys
@@ -28,7 +26,12 @@ VARIABLE = resolving.TORCH_INDEX_VARIABLE
 
 @pytest.fixture
 def elsewhere(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Puts an address of the test's own in the place of every index, and empties uv's cache."""
+    """Puts an address of the test's own in the place of every index, and empties uv's cache.
+
+    A server here answers when it has a processor.
+    """
+    monkeypatch.setattr(resolving, "ANSWER_S", 60)
+    monkeypatch.setattr(resolving, "ASK_S", 100.0)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.delenv("UV_INDEX", raising=False)
     real = resolving._elsewhere
@@ -62,7 +65,10 @@ def test_an_index_that_answers_is_taken(elsewhere, tmp_path: Path) -> None:
     assert again.local
 
 
-def test_an_index_that_never_answers_is_left_after_two_seconds(elsewhere) -> None:
+def test_an_index_that_never_answers_is_left_after_two_seconds(
+    elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolving, "ANSWER_S", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, by its backlog, and no more
         elsewhere(f"http://127.0.0.1:{silent.getsockname()[1]}")
         source, lines, seconds = asked()
@@ -74,10 +80,7 @@ def test_an_index_that_never_answers_is_left_after_two_seconds(elsewhere) -> Non
     assert [reason.value for reason in source.reasons] == ["CUDA build"]
 
 
-def test_an_index_that_is_not_there_is_left_at_once(
-    elsewhere, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolving, "ANSWER_S", 60)
+def test_an_index_that_is_not_there_is_left_at_once(elsewhere) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     elsewhere(f"http://127.0.0.1:{port}")

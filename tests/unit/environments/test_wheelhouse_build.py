@@ -1,7 +1,5 @@
 """Environments out of a wheelhouse: uv itself builds them, and nobody is asked for anything."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

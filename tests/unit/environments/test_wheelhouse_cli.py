@@ -1,7 +1,5 @@
 """``mmrepro env wheelhouse`` and ``env create --wheelhouse`` as they are typed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Wheelhouses of tiny wheels: uv itself resolves, from an index on the loopback."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a wheelhouse holds besides engines: mmrepro's own wheel, and the script that installs it."""
 
-from __future__ import annotations
-
 import ast
 import io
 import sys

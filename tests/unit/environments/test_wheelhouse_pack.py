@@ -1,7 +1,5 @@
 """Parts: nothing too large, nothing lost, and what is missing or damaged is named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

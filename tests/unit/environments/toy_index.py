@@ -1,11 +1,10 @@
 """A package index on the loopback, of tiny wheels made here (PEP 691, PEP 658). No test."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
 import json
+import random
 import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -109,7 +108,7 @@ def wheel_of(
     info = f"{name}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {project}", f"Version: {version}"]
     metadata = "\n".join([*lines, *(f"Requires-Dist: {one}" for one in requires)]) + "\n"
-    noise = b"".join(hashlib.sha256(b"%d" % n).digest() for n in range(ballast // 32))
+    noise = random.Random(project).randbytes(ballast)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for member, content in (

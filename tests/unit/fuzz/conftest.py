@@ -1,7 +1,5 @@
 """Time on fake engines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

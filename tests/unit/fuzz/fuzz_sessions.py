@@ -1,7 +1,5 @@
 """Sessions on fake engines."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

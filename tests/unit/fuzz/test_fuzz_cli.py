@@ -1,7 +1,5 @@
 """``mmrepro fuzz`` from the command line, as far as no engine is needed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

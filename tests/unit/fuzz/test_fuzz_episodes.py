@@ -1,7 +1,5 @@
 """What is made up is a case that can be played, whatever the seed."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

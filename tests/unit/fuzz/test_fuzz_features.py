@@ -1,7 +1,5 @@
 """What steers: each thing once, whatever the numbers in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

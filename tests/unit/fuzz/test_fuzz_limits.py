@@ -1,7 +1,5 @@
 """What a server tells of its limits is learnt, and from nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

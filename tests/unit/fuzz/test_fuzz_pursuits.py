@@ -1,7 +1,5 @@
 """What episodes showed: how long it is pursued, and taken up again, on fake servers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A session from start to end, on fake servers."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

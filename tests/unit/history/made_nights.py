@@ -1,7 +1,5 @@
 """Nights and attempts, made up for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is to be looked at, night after night, and when that is over."""
 
-from __future__ import annotations
-
 import pytest
 from made_nights import cell, moment, night, told
 from mmrepro.failure.documents.ledger import Cell, EventKind, NightState

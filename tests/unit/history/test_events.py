@@ -1,7 +1,5 @@
 """What changed since the nights before: each kind of event, and when it is not told."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 from made_nights import cell, night

@@ -1,7 +1,5 @@
 """The ledger's file: what is acknowledged is there, whatever kills it, and damage is named."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

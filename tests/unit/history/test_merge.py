@@ -1,7 +1,5 @@
 """Shards and nights in one folder: twice is once, and contradictions are refused."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A quarantine has a reason, an issue, an owner and an end."""
 
-from __future__ import annotations
-
 from datetime import UTC, date, datetime
 from pathlib import Path
 

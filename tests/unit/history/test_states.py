@@ -1,7 +1,5 @@
 """What runs of a cell come to. What was not decided makes nothing good; flaky is under one key."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

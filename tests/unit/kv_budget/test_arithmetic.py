@@ -1,7 +1,5 @@
 """The engines' KV arithmetic against the bug report, the engines' own lines and its own inverse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction

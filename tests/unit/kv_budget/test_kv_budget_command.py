@@ -1,7 +1,5 @@
 """``mmrepro kv-budget`` as people type it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models: a config.json in, geometry and tokens an image out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 sizing answered for them (``tests/engine/kv_oracle/vllm_groups.py`` asks it; nightly again).
 """
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 from pathlib import Path

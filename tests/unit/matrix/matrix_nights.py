@@ -1,7 +1,5 @@
 """Nights without an engine: made-up cells, and fakes of what runs them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field

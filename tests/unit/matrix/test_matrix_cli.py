@@ -1,7 +1,5 @@
 """`mmrepro matrix`: exit codes, JSON, resume, quarantine, and what is told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime

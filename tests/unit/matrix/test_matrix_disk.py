@@ -1,7 +1,5 @@
 """The disk's bound, and what is fetched beside the runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Who gets which cells: nothing twice, nothing never, and whole where that is cheaper."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A night on machines that come, go and die: no cell lost, no attempt twice."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 import time

@@ -1,7 +1,5 @@
 """What ``--releases``, ``--mitigation``, ``--shard`` and FILE.toml mean."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from datetime import UTC, datetime

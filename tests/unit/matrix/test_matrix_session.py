@@ -1,7 +1,5 @@
 """A night from start to end, and from wherever it was killed."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from pathlib import Path

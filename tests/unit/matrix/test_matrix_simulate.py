@@ -1,7 +1,5 @@
 """`benchmarks/matrix_simulate.py`: arithmetic that can be done by hand, and a real nightly run."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -238,6 +236,7 @@ def a_real_night(folder: Path) -> bool:
     return said() == pytest.approx(took, rel=0.06) and not by_chance
 
 
+@pytest.mark.nightly
 def test_a_real_night_takes_as_long_as_was_said(tmp_path: Path) -> None:
     """A machine that has other things to do may hold one night up, but not each of four."""
     assert any(a_real_night(tmp_path / str(number)) for number in range(4))

@@ -1,7 +1,5 @@
 """What a machine does with an order, without a night around it."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace

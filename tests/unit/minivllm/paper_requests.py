@@ -1,7 +1,5 @@
 """What the paper engine is asked in tests, and the right answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 

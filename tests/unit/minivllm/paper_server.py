@@ -1,7 +1,5 @@
 """minivllm as a process of its own, without torch."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

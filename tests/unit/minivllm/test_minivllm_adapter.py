@@ -1,7 +1,5 @@
 """How the harness provisions, models and starts minivllm."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

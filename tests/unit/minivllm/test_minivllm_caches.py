@@ -1,7 +1,5 @@
 """The two image caches, and the blocks' own rules."""
 
-from __future__ import annotations
-
 import pytest
 from grids import examples
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """The contract: a right step breaks nothing; each invariant is broken once, by itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

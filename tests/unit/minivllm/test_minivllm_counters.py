@@ -1,7 +1,5 @@
 """What the engine says of itself, so that a scenario can see whether its trigger arrived."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine on paper: any batch, any sizes, aborts, preemptions; and every fault is found."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``--plugin``, and the faults that are planted with it: each seen, and not seen without it."""
 
-from __future__ import annotations
-
 import codecs
 import http.client
 import importlib

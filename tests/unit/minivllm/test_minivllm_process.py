@@ -1,7 +1,5 @@
 """A whole minivllm process without torch, hung as vLLM hangs, under the harness's own probes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

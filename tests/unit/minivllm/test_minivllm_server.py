@@ -1,7 +1,5 @@
 """minivllm's HTTP front over the paper engine, spoken to by the harness's own client and probes."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """pytest, run by a test, with a fake of what runs engines."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`*.mmrepro.toml` as tests: what is collected, and what pytest says of each outcome."""
 
-from __future__ import annotations
-
 import _thread
 import re
 import threading

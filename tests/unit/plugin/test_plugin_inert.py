@@ -1,7 +1,5 @@
 """Where nothing of mmrepro is named, pytest is as it is without the plugin; and beside others."""
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 from pathlib import Path

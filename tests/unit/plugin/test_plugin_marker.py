@@ -1,7 +1,5 @@
 """`@pytest.mark.mmrepro` and the fixture `mmrepro_run`."""
 
-from __future__ import annotations
-
 import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path

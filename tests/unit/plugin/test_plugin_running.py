@@ -1,7 +1,5 @@
 """How the plugin runs cells: interrupted from outside, and beside others."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

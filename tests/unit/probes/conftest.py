@@ -1,7 +1,5 @@
 """Victims: tiny programs that say ``ready`` on their standard output and then misbehave."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

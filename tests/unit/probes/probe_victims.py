@@ -1,7 +1,5 @@
 """Processor time of a victim: how large a share of a core it gets is up to what runs beside it."""
 
-from __future__ import annotations
-
 import time
 
 from mmrepro.base import processes

@@ -1,7 +1,5 @@
 """Who is connected to a port, by the kernel's tables."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

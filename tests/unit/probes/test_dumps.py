@@ -1,7 +1,5 @@
 """Files beside a log: known by their contents, in whatever a collector wrapped them."""
 
-from __future__ import annotations
-
 import gzip
 import subprocess
 import sys

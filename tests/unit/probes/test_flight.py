@@ -5,8 +5,6 @@ which rank 1 never entered the third operation. ``flight/nccl`` is of NCCL 2.28.
 (``benchmarks/nccl_ras.py``): rank 1 of three never entered the fifth.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

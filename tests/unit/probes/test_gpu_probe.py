@@ -1,7 +1,5 @@
 """The GPU probe against NVML played back (made up, see nvml_replayed)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The HTTP, inference and metrics probes against real servers that misbehave."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

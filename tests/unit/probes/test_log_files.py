@@ -1,7 +1,5 @@
 """Rotated and compressed logs, read as one; requests that were never scheduled."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

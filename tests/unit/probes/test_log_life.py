@@ -1,7 +1,5 @@
 """Where the present life of a server begins in its log."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import time

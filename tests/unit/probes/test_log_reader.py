@@ -1,7 +1,5 @@
 """One complete log reads the same in each wrapping; each form is read as its program means it."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """No word of a client is evidence: what it wrote may imitate each pattern, in each carrier."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

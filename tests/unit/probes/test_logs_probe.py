@@ -1,7 +1,5 @@
 """The log scan, checked against a plain reading of the same bytes."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """The process tree and the CPU meter on real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -5,8 +5,6 @@
 ("RAS") and of src/ras/client_support.cc: the fields of 2.29, the lines of 2.24.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Pickles of SGLang's are read without running anything of them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

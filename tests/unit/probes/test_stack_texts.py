@@ -1,7 +1,5 @@
 """Stacks as text: real dumps of real processes, and whatever else a file may hold."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

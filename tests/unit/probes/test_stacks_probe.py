@@ -1,7 +1,5 @@
 """Real py-spy dumps of real victims."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Spinning told from blocked, on real processes and by properties of the decision."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

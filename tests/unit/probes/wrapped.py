@@ -1,7 +1,5 @@
 """Lines of each form, and what collectors make of them."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A fake player: fake engines behind the interface of the real one, and a fake judge."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fake plays: models of failures that answer as an engine would, without one."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 

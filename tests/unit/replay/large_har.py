@@ -4,8 +4,6 @@ python tests/unit/replay/large_har.py many large.har
 python tests/unit/replay/large_har.py read large.har
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

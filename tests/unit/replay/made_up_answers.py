@@ -1,8 +1,6 @@
 """A MADE-UP greedy model for tests of oracles, no engine: what it answers follows from the prompt,
 and from how much noise there is on its logits."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping

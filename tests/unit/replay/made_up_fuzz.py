@@ -1,7 +1,5 @@
 """A MADE UP fuzzing session: no engine was run, nothing here happened."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

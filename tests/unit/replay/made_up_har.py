@@ -1,7 +1,5 @@
 """HTTP Archives as they are made up for tests."""
 
-from __future__ import annotations
-
 import base64
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Plays that nobody played: a case and what came of it, as small as a test needs them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """MADE UP replays: no engine was run, nothing here happened."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A case carries any request: what is read of a file, goes over the wire, and counts as a piece."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Orders of attempts: what goes to another machine, and what is beside what."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Any barriers: every operation is sent at last, and none before its time. The server is a FAKE."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """What of an operation goes over the wire."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The canary of an engine that refuses a request for its logprobs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Anonymised: nothing of the words and pictures is left, and all that a cache sees of them is."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

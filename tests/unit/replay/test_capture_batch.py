@@ -1,7 +1,5 @@
 """OpenAI batch files, cases of ours, and what is none of the formats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of any size within bounded memory."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

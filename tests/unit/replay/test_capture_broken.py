@@ -1,7 +1,5 @@
 """A broken HAR: one sentence, or one entry less."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From a HAR to a case: what is kept, what never is, and what is said of a broken one."""
 
-from __future__ import annotations
-
 import base64
 import importlib
 import json

@@ -1,7 +1,5 @@
 """What real engines log of requests: lines that tests/engine/record_request_logs.py recorded."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

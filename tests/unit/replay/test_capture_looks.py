@@ -1,7 +1,5 @@
 """Anonymised pictures: noise of the same size, in the same relations to each other."""
 
-from __future__ import annotations
-
 import base64
 import io
 from importlib import resources

@@ -1,7 +1,5 @@
 """Traces without texts: read, written, and the profiles that stand in for one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """From times to barriers: nothing starts before what had ended in the recording."""
 
-from __future__ import annotations
-
 import time
 
 from hypothesis import given, strategies as st

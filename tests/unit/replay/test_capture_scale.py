@@ -1,7 +1,5 @@
 """Scaled: what was answered fits, what was too long is, what began alike still does."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a case may say, and what is left of it when operations are left out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

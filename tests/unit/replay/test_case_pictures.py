@@ -1,7 +1,5 @@
 """Pictures of a case: from recipes, byte for byte, and by content."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The content-swap control: cross-talk is what depends on the content of neighbours alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """When a finding is given a known failure's name, and when it is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A proxy that lies, in front of a FAKE server: what of it the reference's answers show."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

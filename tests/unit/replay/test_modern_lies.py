@@ -1,8 +1,6 @@
 """MADE-UP servers with speculation, adapters and a KV cache in files: an honest one is let be, and
 each that lies is caught, on the requests that ``fuzz --profile modern`` makes up."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field

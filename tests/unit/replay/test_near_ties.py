@@ -1,7 +1,5 @@
 """Near-ties: noise is never taken for an error, another answer always is."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Limits of this machine and of stand-ins are never a finding; an engine's own errors stay one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

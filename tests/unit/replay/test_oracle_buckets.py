@@ -1,7 +1,5 @@
 """Buckets: equal where two failures are one, whatever differs by chance."""
 
-from __future__ import annotations
-
 import random
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cache bound and simulated prefix caches: a sound one is never accused, faulty ones are."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The ledger, the idle server and the canary, held against made-up plays."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import pytest

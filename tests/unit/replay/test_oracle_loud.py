@@ -1,7 +1,5 @@
 """Loud failures, and what only looks like one."""
 
-from __future__ import annotations
-
 import pytest
 from made_up_plays import answer, canary, case_of, operation, played, refused
 from mmrepro.engines import get_engine

@@ -1,7 +1,5 @@
 """Each rule of the protocol: a sound answer keeps it, one changed thing breaks it."""
 
-from __future__ import annotations
-
 import pytest
 from made_up_plays import answer, case_of, operation, played, refused
 from mmrepro.engines import get_engine

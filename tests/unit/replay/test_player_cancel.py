@@ -1,7 +1,5 @@
 """A player that is told to end breaks off what it starts, in whatever thread."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

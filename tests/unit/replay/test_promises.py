@@ -1,8 +1,6 @@
 """What parameters promise, and what a case expects: a server that lies is caught, an honest one is
 let be. The answers come over HTTP, from a FAKE server, as an engine words them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is left of a case is played with other words, once: fake servers only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fake_player import FakePlayer, replaying

@@ -1,7 +1,5 @@
 """Rates with their intervals, and how many plays tell that a failure is gone."""
 
-from __future__ import annotations
-
 import functools
 import math
 import random

@@ -1,7 +1,5 @@
 """By what was sent a silent failure is recognised, and by what it is not."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The recording proxy, and a client that runs against it with nothing else."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,7 +1,5 @@
 """The reference: its case, and what its answers say of a play."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

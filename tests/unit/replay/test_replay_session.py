@@ -1,7 +1,5 @@
 """A replay from start to end, on fake servers."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

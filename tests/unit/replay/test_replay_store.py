@@ -1,7 +1,5 @@
 """Plays on disk: what ended is never played again, whatever a kill leaves behind."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``reproduce.py``: it sends what the case says, tells what came of it, and needs nothing."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import functools

@@ -1,7 +1,5 @@
 """Servers' commands as reports have them, made into the server of a case."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

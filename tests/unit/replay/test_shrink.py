@@ -1,7 +1,5 @@
 """Shrinking, on models of failures: what is left, and how many plays it took."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

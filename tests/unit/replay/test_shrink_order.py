@@ -1,7 +1,5 @@
 """What is left out must not send the rest another way."""
 
-from __future__ import annotations
-
 from fake_plays import FakeTest, answered_until, fake_case, fake_op, fake_seen
 from hypothesis import given, strategies as st
 from mmrepro.search.replay.shrink import Shrinking

@@ -1,7 +1,5 @@
 """Answers beside two references: the one in the server's own number format is nobody's failure."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

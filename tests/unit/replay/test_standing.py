@@ -1,7 +1,5 @@
 """Where a core stands, from samples of its stacks."""
 
-from __future__ import annotations
-
 import pytest
 from mmrepro.base.records import Moment
 from mmrepro.probes.data import Frame, StackSample, ThreadStack

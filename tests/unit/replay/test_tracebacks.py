@@ -1,7 +1,5 @@
 """Tracebacks in logs, and the one that tells what went wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

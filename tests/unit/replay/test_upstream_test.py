@@ -1,8 +1,6 @@
 """A finding as a test for the engine's own tree: what is written, and what is said after it was run
 against made-up engines."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os

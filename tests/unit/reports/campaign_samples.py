@@ -1,7 +1,5 @@
 """An ablation, a bisection and an acceptance, made up and always the same."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from mmrepro.base.records import GpuFacts, Moment

@@ -1,7 +1,5 @@
 """Golden files: pages as a whole. ``pytest tests/unit/reports --update`` writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MADE UP replays and sessions for reports: no engine was run, nothing here happened."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

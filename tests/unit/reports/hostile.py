@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - rows of data read better whole
 
-from __future__ import annotations
-
 import re
 from enum import Enum
 from typing import Any, Literal, get_origin

@@ -1,7 +1,5 @@
 """Made-up nights of a realistic matrix: to test the reports of a night, and to look at them."""
 
-from __future__ import annotations
-
 import io
 import random
 from collections.abc import Iterable, Sequence

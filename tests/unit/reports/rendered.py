@@ -1,7 +1,5 @@
 """What a report shows: an incident in each format and on a terminal; a page's blocks and rows."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - rows of data read better whole
 
-from __future__ import annotations
-
 from typing import Any
 
 from mmrepro.failure.documents import (

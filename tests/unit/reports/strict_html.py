@@ -1,7 +1,5 @@
 """Reading a report as strictly as no browser does."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """The bundle: nothing private goes out, whatever it was planted in."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

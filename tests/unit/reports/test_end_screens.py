@@ -1,7 +1,5 @@
 """The end screen of recorded runs, at 100 columns: at most 20 rows, and the verdict is the last."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Replays, findings and fuzzing sessions as pages: sequence, charts, rows."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -50,9 +48,8 @@ from mmrepro.reports.replay_sequence import (
     sequence,
 )
 from mmrepro.reports.svg import Line, steps
-from mmrepro.reports.terminal import LINES
 from mmrepro.traffic.case.model import Case
-from rendered import printed, rows, section
+from rendered import printed, section
 from strict_html import Html
 from typer.testing import CliRunner
 
@@ -203,21 +200,8 @@ def test_coverage_adds_up_and_marks_the_findings() -> None:
 # ---------------------------------------------------------------------- the pages
 
 
-def test_a_replay_lists_its_findings_and_links_them() -> None:
+def test_a_replay_links_its_findings_and_says_how_to_go_on() -> None:
     page = replays.compose(whole_replay(), "replays/r")
-    first, second = rows(page, "Findings")
-    assert first[0] == "f1: a request is never answered"
-    assert first[1] == "r5 has no answer after 6.0 s, and nothing moves"
-    assert first[2:6] == [
-        "every request is answered or refused", "unknown", "5 of 200 requests",
-        "3 of 3 attempts (95%: 29% to 100%)",
-    ]  # fmt: skip
-    assert second[3] == "ghost-key-eviction"
-    assert rows(page, "Observed once, not again")[0][:2] == [
-        "metrics", "a counter is off by one",
-    ]  # fmt: skip
-    assert len(rows(page, "Attempts")) == 4
-    assert page.counts[:3] == ["1 unknown", "1 known", "1 observed once, not again"]
     assert 'href="f1/report.html"' in render(replays.KIND, whole_replay(), "html")
     assert dict(page.commands) == {
         "to reproduce f1": "python3 replays/r/f1/reproduce.py",
@@ -227,24 +211,9 @@ def test_a_replay_lists_its_findings_and_links_them() -> None:
     # The unknown one is the one to go on with, wherever it stands.
     turned = replays.compose(replay(known(), finding(id="f3", folder="f3")))
     assert turned.commands[0] == ("to reproduce f3", "python3 f3/reproduce.py")
-    text = printed(page)
-    assert len(text.splitlines()) <= LINES
-    assert "page: r.html" in text
 
 
-def test_a_session_lists_when_each_was_first_observed() -> None:
-    page = fuzzing.compose(whole_fuzz())
-    assert [row[-1] for row in rows(page, "Findings")] == [
-        "95.2 s, in episode 3", "95.2 s, in episode 8",
-    ]  # fmt: skip
-    learnt = rows(page, "What was learnt about the server")
-    assert learnt[0] == ["context", "2048", "the refusal of episode 0"]
-    episode = rows(page, "Episodes")[1]
-    assert episode[:2] == ["3", "mixed"]
-    assert episode[3:8] == [
-        "images, leave", "24", "20 × 200, 3 × 400, 1 × stuck; hung", "4", "hang in popitem",
-    ]  # fmt: skip
-    assert fuzzing.ABSENT in render(fuzzing.KIND, whole_fuzz(), "md")
+def test_a_session_links_what_it_pursued() -> None:
     html = render(fuzzing.KIND, whole_fuzz(), "html")
     assert {"e0003/f1/report.html", "e0008/f1/report.html"} <= {*Html(html).all("href")}
     # A pursuit that was cut short has no folder: nothing is linked, nothing is to be typed.
@@ -280,15 +249,6 @@ def test_a_findings_page_draws_its_sequence(tmp_path: Path, golden: Golden) -> N
     written(tmp_path, finding())
     loaded = load(tmp_path / "f1")
     page = one.compose(loaded)
-    requests = rows(page, "The sequence")[:5]
-    assert [row[0] for row in requests] == ["r1", "r2", "r3", "r4", "r5"]
-    assert requests[1][1:] == [
-        "500 Expected a cached item", "38 characters, 1 image, max 4 tokens", "r1.end", "",
-    ]  # fmt: skip
-    assert rows(page, "Why each is needed")[1] == ["r4", "as r3", "r3"]
-    assert rows(page, "Shrinking")[-1] == [
-        "r2", "no", "4", "0 of 2", "all are answered",
-    ]  # fmt: skip
     assert [block for block in page.shown if block.title == "Where it stands"] == []
     long = replace(loaded, finding=finding(stack=[f"frame {n}" for n in range(9)]))
     (stack,) = section(one.compose(long), "Where it stands")

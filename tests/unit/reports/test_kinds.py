@@ -1,7 +1,5 @@
 """What every kind of report keeps: the end screen, its files, and no structure of foreign text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """What of a replay leaves the machine: the issue and the bundle."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The birthday curve: well formed, in its frame, and true to the arithmetic."""
 
-from __future__ import annotations
-
 import math
 import re
 from xml.etree import ElementTree as ET

@@ -1,7 +1,5 @@
 """The dashboard: safe with hostile text, whole without a network, readable in both themes."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path

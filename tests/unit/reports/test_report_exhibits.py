@@ -1,7 +1,5 @@
 """Exhibits: pictures drawn from their own pixels, answers side by side, the birthday curve."""
 
-from __future__ import annotations
-
 import io
 import re
 

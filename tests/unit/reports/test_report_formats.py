@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - rows of data read better whole
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -269,9 +267,7 @@ def test_junit_without_a_verdict_is_an_error() -> None:
 def test_the_end_screen_is_plain_where_it_is_no_terminal() -> None:
     text = terminal(sample_incident(), "~/runs/one/report.html")
     assert "\x1b" not in text
-    assert "5 of 5 samples" in text
     assert "page: ~/runs/one/report.html" in text
-    assert text.splitlines()[-1].startswith("REPRODUCED (as expected): ghost-key-eviction on vLLM")
     assert "Claims of the original report" not in text
     whole = terminal(sample_incident(), full=True)
     assert "Claims of the original report" in whole

@@ -1,7 +1,5 @@
 """Hostile text in every string field changes no structure in any format."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

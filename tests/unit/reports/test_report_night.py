@@ -1,7 +1,5 @@
 """A night in every format: all say the same, of every cell, and nothing is greener than it was."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter

@@ -1,7 +1,5 @@
 """Markdown, JUnit, JSON and a terminal: the same night, within each one's limits."""
 
-from __future__ import annotations
-
 import io
 import json
 import xml.etree.ElementTree as ET

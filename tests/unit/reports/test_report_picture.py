@@ -1,7 +1,5 @@
 """The picture is well formed and within its frame, whatever numbers the file holds."""
 
-from __future__ import annotations
-
 import math
 import re
 from xml.etree import ElementTree as ET
