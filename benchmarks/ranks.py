@@ -45,6 +45,7 @@ from mmrepro.failure.documents.diagnosis import (  # noqa: E402
 from mmrepro.failure.documents.fleet import Fleet, FleetState  # noqa: E402
 from mmrepro.live.diagnose.options import DiagnoseCommand  # noqa: E402
 from mmrepro.live.diagnose.session import diagnose  # noqa: E402
+from mmrepro.live.diagnose.titles import labels  # noqa: E402
 from mmrepro.live.fleet.session import look as fleet  # noqa: E402
 from record import packed  # noqa: E402
 from record_ranks import Case, Server, served  # noqa: E402
@@ -147,7 +148,7 @@ SERVERS = {
         (
             *_grid(("python", "c", "stop"), ("scheduler_TP0", "scheduler_TP1")),
             *_grid(("python",), ("scheduler_TP1", "detokenizer"), busy=True),
-            *_grid(("kill",), ("scheduler_TP1",)),
+            *_grid(("kill",), ("scheduler_TP0", "scheduler_TP1")),
         ),
     ),
     "tp2-0.23": Way(
@@ -155,7 +156,7 @@ SERVERS = {
         (
             *_grid(("python", "c", "stop"), _TWO),
             *_grid(("python",), _TWO, busy=True),
-            *_grid(("kill",), ("Worker_TP1",)),
+            *_grid(("kill",), _TWO),
         ),
     ),
 }
@@ -187,31 +188,40 @@ class Row:
 
 
 def judged(server: str, fault: Fault, found: Diagnosis) -> Row:
-    """What was named against what was done. A process that has ended may be named by its log."""
+    """What was named against what was done. A process that has ended may be named by its log; a
+    line that names another rank as well names none."""
     assessment = found.assessment
     cause = found.cause
     gone = "nothing listens on port"  # the front is what listens
     front = next((p.role for p in found.target.processes), gone)
     role = front if fault.role == "front" else fault.role
-    named = [assessment.process]
-    if fault.states >= ENDED:
-        named += [assessment.sentence, *assessment.why]
-        named += [cause.process, cause.sentence, *cause.why] if cause else []
+    process = assessment.process or (cause.process if cause else "")
+    lines = [process]
+    if fault.states >= ENDED and not labels(process):
+        lines += [assessment.sentence, *assessment.why]
+        lines += [cause.sentence, *cause.why] if cause else []
     frames = [f.function for f in assessment.frames]
-    wedged = fault.deed in WEDGES
+    rank_right = any(_names(line, role) for line in lines)
+    unknown = bool(labels(role)) and not rank_right and not labels(process)
     return Row(
         server,
         fault.name,
         found.state.value,
-        assessment.process or (cause.process if cause else "") or "-",
+        process or "-",
         frames[0] if frames else "-",
         found.effect.seconds,
         found.state in fault.states,
-        any(name in text for text in named for name in (role, logged(role)) if name),
-        ("_wedge" in frames) if wedged else None,
-        found.state not in COULD_NOT_TELL,
+        rank_right,
+        ("_wedge" in frames) if fault.deed in WEDGES else None,
+        found.state not in COULD_NOT_TELL and not unknown,
         "\n".join([assessment.sentence, *assessment.why]),
     )
+
+
+def _names(line: str, role: str) -> bool:
+    others = {n for n in re.findall(r"\w+", line) if labels(n) and n != role}
+    others |= {n for n in re.findall(r"VllmWorker-\d+", line) if n != logged(role)}
+    return not others and any(name in line for name in (role, logged(role)) if name)
 
 
 def logged(role: str) -> str:

@@ -91,7 +91,7 @@ def _dead(view: View) -> Assessment | None:
         return Assessment(
             state=ServerState.DEAD,
             sentence=sentence,
-            why=[*why, *_kills(view), *last_words(view)],
+            why=[*why, *view.kills, *last_words(view)],
             advice=["read the end of its log (--log FILE); dmesg names what the kernel killed"],
         )
     if facts.listening is False and facts.root_pid is not None and not core_died(view):
@@ -114,11 +114,6 @@ def _ended(view: View, pid: int) -> str:
     return f"ended with exit code {code >> 8}"
 
 
-def _kills(view: View) -> list[str]:
-    kill = view.evidence.facts.get("oom")
-    return [f"the kernel's OOM killer was at work: {kill}"] if kill else []
-
-
 def _stopped(view: View) -> Assessment | None:
     stopped = [p for p in view.facts.processes if p.state in STOPPED]
     if not stopped:
@@ -139,13 +134,12 @@ def _stopped(view: View) -> Assessment | None:
 
 def _part_dead(view: View) -> Assessment | None:
     """A process of the core that ended, and that the kernel still lists."""
-    dead = [p for p in view.facts.cores if p.state in "ZX"]
+    dead = [p for p in ranks.titled(view).facts.cores if p.state in "ZX"]
     if not dead:
         return None
     names = ", ".join(f"{p.role} (pid {p.pid})" for p in dead)
-    return _without_core(
-        view, names, [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
-    )
+    ended = [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
+    return _without_core(view, names, ended, {p.role for p in dead})
 
 
 def _core_gone(view: View) -> Assessment | None:
@@ -162,22 +156,30 @@ def _core_gone(view: View) -> Assessment | None:
         return None
     before = ", where there was one" if left else ""
     return _without_core(
-        view, facts.core_role, [f"no process {facts.core_role} among {_roles(facts)}{before}"]
-    )
+        view, facts.core_role, [f"no process {facts.core_role} among {_roles(facts)}{before}"],
+        {facts.core_role},
+    )  # fmt: skip
 
 
-def _without_core(view: View, names: str, why: list[str]) -> Assessment:
+def _without_core(view: View, names: str, why: list[str], dead: set[str]) -> Assessment:
+    """``dead``: their roles. One that the log calls the first to end is the one to look at."""
+    first = ranks.first_dead(view)
+    before = f", after {first}" if first and first not in dead else ""
+    if first in dead and len(dead) > 1:
+        before = f", {first} first"
+    own = next(iter(dead)) if len(dead) == 1 else view.facts.core_role
     return Assessment(
         state=ServerState.PART_DEAD,
-        sentence=f"{names} is dead, while the rest of the server lives.",
+        sentence=f"{names} {'is' if len(dead) == 1 else 'are'} dead{before}, while the rest of the "
+        "server lives.",
         why=[
             *why,
-            *_kills(view),
+            *view.kills,
             *_front(view),
             *filter(None, [core_died(view)]),
             *last_words(view),
         ],
-        process=view.facts.core_role,
+        process=first or own,
         advice=["the server does not recover from this by itself: restart it, keep its log"],
     )
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Literal
 
-from mmrepro.base.common_options import RANK_OPTIONS
 from mmrepro.engines import ENGINES
 from mmrepro.engines.waits import COMPILERS, PLACES, Wait, Waiting, waiting
 from mmrepro.failure.documents.diagnosis import (
@@ -25,22 +23,13 @@ from mmrepro.failure.documents.diagnosis import (
     TargetFacts,
     TargetProcess,
 )
+from mmrepro.failure.signature.views import log_lines
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
+from mmrepro.live.diagnose.titles import DIED, KINDS, every, expected, labels, named, whole
 from mmrepro.probes.data import FlightData, Frame, LogsData, RasData
 from mmrepro.probes.log_words import public_line
 
-LABEL = re.compile(r"(?:^|_)(ATTN_CP|MOE_DP|DCP|PCP|DP|PP|TP|EP)(\d+)(?=_|$)")
-"""In vLLM's titles (``Worker_DP0_PP1_TP0_EP3``, ``EngineCore_DP1``; v1/executor/
-multiproc_executor.py, v1/engine/core.py) and SGLang's (``scheduler_DP0_TP1``;
-srt/managers/scheduler.py)."""
-SIZES = {group: names for group, names in RANK_OPTIONS.items() if group != "EP"}
-"""Ranks of expert parallelism are those of the other groups."""
-ELSEWHERE = (
-    "--nnodes", "--node-rank", "--data-parallel-size-local", "--headless",
-    "--distributed-executor-backend", "--enable-dp-attention",
-)  # fmt: skip
-"""With these options not every rank is a process below this server."""
 ASLEEP = frozenset({
     "futex", "clock_nanosleep", "nanosleep", "pause", "rt_sigtimedwait", "rt_sigsuspend",
     "sched_yield",
@@ -49,21 +38,11 @@ ASLEEP = frozenset({
 because a disk or a network is slow."""
 SHOWN = 4
 AWAKE_PCT = 5.0
-KINDS: Sequence[tuple[str, Literal["coordinator", "detokenizer"]]] = (
-    ("DPCoordinator", "coordinator"),
-    ("data_parallel_controller", "coordinator"),
-    ("detokenizer", "detokenizer"),
-)
 RUNS = ("core", "worker")
 KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _VERB = re.compile(r"^(wait|stand|move)s\b")
 _WAITS = {wait: Stand(wait.value) for wait in Wait}
-
-
-def labels(role: str) -> dict[str, int]:
-    """``{"PP": 1, "TP": 0}`` of ``Worker_PP1_TP0``."""
-    return {name: int(number) for name, number in LABEL.findall(role)}
 
 
 def is_worker(facts: TargetFacts, role: str) -> bool:
@@ -84,27 +63,41 @@ def coordinators(facts: TargetFacts) -> list[TargetProcess]:
     return [p for p in facts.processes if p.role.startswith("DPCoordinator")]
 
 
-def expected(facts: TargetFacts) -> dict[str, int]:
-    """Sizes of the groups that the command line asks for; {}: it says nothing, or some ranks are
-    not processes of this server."""
-    words = [part for word in facts.command for part in word.split("=", 1)]
-    if any(word in ELSEWHERE for word in words):
-        return {}
-    sizes = {}
-    for group, names in SIZES.items():
-        for name, value in pairwise(words):
-            if name in names and value.isdigit() and int(value) > 1:
-                sizes[group] = int(value)
-    return sizes
+def titled(view: View) -> View:
+    """With the whole titles of processes that have ended."""
+    died = {int(m["pid"]): int(m["scheduler"]) for m in _deaths(view) if m["pid"]}
+    return View(whole(view.facts, died), view.evidence)
+
+
+def first_dead(view: View) -> str:
+    """The rank whose end the log has first; "": it has none, or does not tell which."""
+    sizes = expected(view.facts)
+    inner = every(sizes, ("PP", "TP"))
+    for match in _deaths(view)[:1]:
+        data = labels(match["parent"]) if match["worker"] else {}
+        number = int(match["worker"] or match["scheduler"] or len(inner))
+        if sizes and ("DP" in sizes) is ("DP" in data) and number < len(inner):
+            engine = ENGINES[view.facts.engine]
+            return named(engine.worker_role or engine.core_role, data | inner[number])
+    return ""
+
+
+def _deaths(view: View) -> list[dict[str, str]]:
+    """Each line of the log that names a process that ended, in order: the groups of DIED."""
+    found = []
+    for line in sorted(log_lines(view.evidence, "rank-died"), key=lambda line: line.number):
+        if match := DIED.search(line.text):
+            parent = line.process.partition(" ")[0]
+            found.append({k: v or "" for k, v in match.groupdict().items()} | {"parent": parent})
+    return found
 
 
 def look(view: View) -> RankLook | None:
     """All processes side by side; None: one process runs the model."""
-    running = workers(view.facts)
+    view = titled(view)
     sizes = expected(view.facts)
-    if not running and not sizes:
-        return None
-    if not running and not view.facts.cores:
+    running = workers(view.facts) or (view.facts.cores if sizes else [])
+    if not running:
         return None
     known = [_rank(view, p, running) for p in view.facts.processes]
     ranks = [rank for rank in known if rank is not None]
@@ -234,45 +227,24 @@ def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
 
 
 def _counted(view: View, ranks: list[Rank], sizes: dict[str, int]) -> list[Rank]:
-    """With the ranks that are no process. One that has ended and is still listed keeps 15
-    characters of its title (proc_pid_stat(5)), ``Worker_TP``: it is one of the missing."""
+    """With the ranks that the command line asks for and that are no process; those whose process
+    cannot be told from another's are among them."""
+    engine = ENGINES.get(view.facts.engine)
     members = [rank for rank in ranks if rank.kind == "worker"]
-    cut = [m for m in members if m.stand is Stand.GONE and not sizes.keys() <= m.labels.keys()]
-    lost = _missing(view, [m for m in members if m not in cut], sizes)
-    if not cut or len(lost) < len(cut):
-        return ranks + lost
-    whole = [
-        one.model_copy(update={"pid": old.pid, "state": old.state, "under": old.under})
-        for one, old in zip(lost, cut, strict=False)
+    if engine is None or not sizes or not members or view.facts.listening is False:
+        return ranks
+    unknown = [m for m in members if m.stand is Stand.GONE and not m.labels]
+    there = [{k: v for k, v in m.labels.items() if k in sizes} for m in members if m not in unknown]
+    if any(one.keys() != sizes.keys() for one in there):
+        return ranks  # titles that name other groups: nothing can be counted
+    own = members[0].role.startswith(engine.worker_role)
+    prefix = (engine.worker_role if own else "") or engine.core_role
+    lost = [
+        Rank(role=named(prefix, one), kind="worker", labels=one, stand=Stand.GONE)
+        for one in every(sizes)
+        if one not in there
     ]
-    return [rank for rank in ranks if rank not in cut] + whole + lost[len(cut) :]
-
-
-def _missing(view: View, members: Sequence[Rank], sizes: dict[str, int]) -> list[Rank]:
-    """The ranks that the command line asks for and that are no process."""
-    facts = view.facts
-    engine = ENGINES.get(facts.engine)
-    if engine is None or not sizes or not members or facts.listening is False:
-        return []
-    prefix = engine.worker_role or engine.core_role
-    wanted: list[dict[str, int]] = [{}]
-    for name in ("DP", "PP", "TP"):
-        wanted = [one | {name: n} for one in wanted for n in range(sizes[name])] if (
-            name in sizes
-        ) else wanted  # fmt: skip
-    there = [{k: v for k, v in rank.labels.items() if k in sizes} for rank in members]
-    if any(set(one) != set(sizes) for one in there):
-        return []  # titles that name other groups: nothing can be counted
-    lost = [one for one in wanted if one not in there]
-    return [
-        Rank(
-            role="_".join([prefix, *(f"{k}{v}" for k, v in one.items())]),
-            kind="worker",
-            labels=one,
-            stand=Stand.GONE,
-        )
-        for one in lost
-    ]
+    return [rank for rank in ranks if not lost or rank not in unknown] + lost
 
 
 def _groups(members: Sequence[Rank]) -> list[str]:
@@ -547,13 +519,14 @@ def lost(view: View, why: Sequence[str]) -> Assessment | None:
 
 
 def _lost(view: View, why: list[str], gone: Sequence[Rank]) -> Assessment:
+    first = next((rank for rank in gone if rank.role == first_dead(view)), gone[0])
     return _state(
         view,
         ServerState.RANK_LOST,
         f"{names(gone)} {'is' if len(gone) == 1 else 'are'} gone, while the rest of the server "
         "runs.",
-        why,
-        gone[0],
+        [*why, *view.kills],
+        first,
         "its log, and dmesg, tell what ended it; the server does not recover",
     )
 
