@@ -18,16 +18,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -391,46 +393,110 @@ def pairs() -> Iterator[tuple[str, bool, str]]:
 
 # ------------------------------------------------------------------ watched
 
+ONE = Case("minivllm", engine="minivllm", release="0.1", options=(), model="qwen3")
+SERVERS_WATCHED = 40
+STRETCHES = (0, 0, 1, 1, 2, 2, 4, 4, 8, 8)
+"""Clients of one server of tensor parallel 2, for a watch of each."""
 
-def watched(server: Server, *words: str) -> list[dict[str, Any]]:
-    """Events of a ``mmrepro watch``, with the second since its start."""
+
+@contextmanager
+def watching(url: str, *words: str) -> Iterator[list[dict[str, Any]]]:
+    """Events of a ``mmrepro watch`` as they come, until the end of the block."""
     command = [
-        sys.executable, "-m", "mmrepro", "watch", server.url, "--json", "--no-diagnose", *words,
+        sys.executable, "-m", "mmrepro", "watch", url, "--json", "--no-diagnose", *words,
     ]  # fmt: skip
+    events: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
         ran = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=scratch)
+
+        def read() -> None:
+            for line in ran.stdout or ():
+                if line.startswith("{"):
+                    events.append(json.loads(line))
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
         try:
-            return [json.loads(line) for line in ran.stdout or () if line.startswith("{")]
+            yield events
         finally:
             ran.terminate()
-            ran.wait(timeout=30)
+            ran.wait(timeout=60)
+            reader.join(timeout=10)
 
 
-def watches() -> Iterator[tuple[str, bool, str]]:
-    """50 watches of healthy servers, ten of them of tensor parallel 2; then one of a wedge."""
-    for name, case, count in (("one process", Case("one", options=(), model="text"), 40),
-                              ("tp2", SERVERS["tp2"].case, 10)):  # fmt: skip
-        with served(case) as server:
-            server.ask()
-            for n in range(count):
-                if n == count // 2:
-                    server.load(LOAD)
-                events = watched(server, "--once", "--interval", "2")
-                dead = [e for e in events if e["event"] == "dead" or e["state"] == "not-live"]
-                busy = "under load" if n >= count // 2 else "idle"
-                yield f"{name}, {busy}", not dead, events[-1]["text"] if events else "no check"
-            if name == "tp2":
-                done(server, Fault("python", "Worker_TP1", busy=True))
-                events = watched(server, "--interval", "4")
-                began = datetime.fromisoformat(events[0]["time"])
-                unready = next(e for e in events if e["state"] != "ready")
-                seconds = (datetime.fromisoformat(unready["time"]) - began).total_seconds()
-                last = events[-1]
-                yield (
-                    "tp2, wedged",
-                    last["state"] == "not-live",
-                    (f"first check: {unready['state']}, {seconds:.1f} s; last: {last['text']}"),
-                )
+def stretch(events: Sequence[dict[str, Any]]) -> tuple[bool, str]:
+    """Whether liveness stayed, and what was checked."""
+    dead = [e for e in events if e["event"] == "dead" or e["state"] == "not-live"]
+    checks = [
+        e["text"].partition(":")[0].partition(" ")[0] for e in events if e["event"] == "check"
+    ]
+    states = list(dict.fromkeys(e["state"] for e in events))
+    counts = ", ".join(f"{n} {name}" for name, n in Counter(checks).items())
+    answered = "ok" in checks
+    return not dead and answered, f"{counts}; {' > '.join(states)}"
+
+
+def watches(names: Sequence[str]) -> Iterator[tuple[str, bool, str]]:
+    """Watches of healthy servers from their start on: 40 of minivllm, each of its own server; ten
+    of one server of tensor parallel 2, under different load. Then two wedges of that."""
+    for n in range(SERVERS_WATCHED if "minivllm" in names or not names else 0):
+        with ranks.started(ONE) as server, watching(server.url, "--interval", "2") as events:
+            ranks.ready(server)
+            time.sleep(5.0)
+            server.load(1 + n % 3)
+            time.sleep(5.0)
+        yield f"minivllm {n + 1}, idle, then {1 + n % 3} clients", *stretch(events)
+    if names and "tp2" not in names:
+        return
+    with ranks.started(SERVERS["tp2"].case) as server:
+        for n, clients in enumerate(STRETCHES):
+            server.load(clients - len(server.clients))
+            with watching(server.url, "--interval", "4") as events:
+                ranks.ready(server)
+                time.sleep(25.0)
+            began = "from its start, " if not n else ""
+            yield f"tp2 {n + 1}, {began}{clients} clients", *stretch(events)
+        server.unload()
+        server.ask()
+        for busy in (False, True):
+            if busy:
+                server.load(LOAD)
+            yield wedged(server, Fault("python", "Worker_TP1", busy=busy), 10.0)
+
+
+def wedged(server: Server, fault: Fault, interval_s: float) -> tuple[str, bool, str]:
+    """After how many seconds a watch with its default thresholds says so at /ready and /live: by
+    its documentation within two intervals."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("--interval", f"{interval_s:g}", "--http", str(port))
+    with watching(server.url, *words) as events:
+        while status(port, "/ready") != 200:
+            time.sleep(0.2)
+        pid = server.hurt(fault.deed, fault.role)
+        at = time.monotonic()
+        fell: dict[str, float] = {}
+        while len(fell) < 2 and time.monotonic() - at < 20 * interval_s:
+            for path in ("/ready", "/live"):
+                if path not in fell and status(port, path) == 503:
+                    fell[path] = time.monotonic() - at
+            time.sleep(0.1)
+        checks = [e["text"] for e in events if e["event"] == "check"][-2:]
+    undone(server, fault, pid)
+    right = len(fell) == 2 and fell["/ready"] <= fell["/live"] <= 2 * interval_s
+    told = ", ".join(f"{path} after {seconds:.1f} s" for path, seconds in fell.items())
+    return f"tp2, {fault.name}", right, f"{told}; {' | '.join(checks)}"
+
+
+def status(port: int, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
 
 
 def _told(some: Iterator[tuple[str, bool, str]]) -> int:
@@ -453,7 +519,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="with --pairs: keep the evidence")
     parser.add_argument("--table", type=Path, metavar="FILE")
     given = parser.parse_args()
-    names = given.names or list(SERVERS)
+    names = [name for name in given.names if name in SERVERS] or list(SERVERS)
     chosen = {
         name: replace(
             SERVERS[name],
@@ -468,7 +534,7 @@ def main() -> int:
         return _healthy(chosen)
     RECORD.extend([True] * given.record)
     if given.pairs or given.watch:
-        return _told(pairs() if given.pairs else watches())
+        return _told(pairs() if given.pairs else watches(given.names))
     found: list[Row] = []
     for name, one in chosen.items():
         for row in rows(name, one):
