@@ -337,7 +337,8 @@ def package_folders(target: Target) -> list[Path]:
     folders: dict[Path, None] = {}
     pids = [target.facts.root_pid, *(p.pid for p in target.facts.cores)]
     for pid in [p for p in pids if p is not None]:
-        words = processes.arguments(pid)
+        own = target.facts.command if pid == target.facts.root_pid else []
+        words = processes.arguments(pid) or own  # none is left of one that ended
         if words and words[0].startswith("/"):
             prefix = inside(pid, words[0]).parent.parent
             with contextlib.suppress(OSError):

@@ -139,7 +139,7 @@ def _part_dead(view: View) -> Assessment | None:
         return None
     names = ", ".join(f"{p.role} (pid {p.pid})" for p in dead)
     ended = [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
-    return _without_core(view, names, ended, {p.role for p in dead})
+    return _without_core(view, names, ended, [p.role for p in dead])
 
 
 def _core_gone(view: View) -> Assessment | None:
@@ -157,17 +157,17 @@ def _core_gone(view: View) -> Assessment | None:
     before = ", where there was one" if left else ""
     return _without_core(
         view, facts.core_role, [f"no process {facts.core_role} among {_roles(facts)}{before}"],
-        {facts.core_role},
+        [facts.core_role],
     )  # fmt: skip
 
 
-def _without_core(view: View, names: str, why: list[str], dead: set[str]) -> Assessment:
+def _without_core(view: View, names: str, why: list[str], dead: list[str]) -> Assessment:
     """``dead``: their roles. One that the log calls the first to end is the one to look at."""
     first = ranks.first_dead(view)
     before = f", after {first}" if first and first not in dead else ""
     if first in dead and len(dead) > 1:
         before = f", {first} first"
-    own = next(iter(dead)) if len(dead) == 1 else view.facts.core_role
+    own = dead[0] if len(dead) == 1 else view.facts.core_role
     return Assessment(
         state=ServerState.PART_DEAD,
         sentence=f"{names} {'is' if len(dead) == 1 else 'are'} dead{before}, while the rest of the "

@@ -39,6 +39,8 @@ because a disk or a network is slow."""
 SHOWN = 4
 AWAKE_PCT = 5.0
 RUNS = ("core", "worker")
+PEER = re.compile(r"Connection (?:closed|reset) by peer")
+"""gloo's and the kernel's words for a peer that has ended (gloo/transport/tcp/pair.cc)."""
 KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _VERB = re.compile(r"^(wait|stand|move)s\b")
@@ -70,7 +72,7 @@ def titled(view: View) -> View:
 
 
 def first_dead(view: View) -> str:
-    """The rank whose end the log has first; "": it has none, or does not tell which."""
+    """The rank that ended first, by the log; "": it does not tell."""
     sizes = expected(view.facts)
     inner = every(sizes, ("PP", "TP"))
     for match in _deaths(view)[:1]:
@@ -79,7 +81,20 @@ def first_dead(view: View) -> str:
         if sizes and ("DP" in sizes) is ("DP" in data) and number < len(inner):
             engine = ENGINES[view.facts.engine]
             return named(engine.worker_role or engine.core_role, data | inner[number])
-    return ""
+    return _speechless(view)
+
+
+def _speechless(view: View) -> str:
+    """Of ranks that ended the only one without an error in the log, where those of all others say
+    that a peer has closed its connection."""
+    members = [p for p in titled(view).facts.processes if p.state in "ZX" and labels(p.role)]
+    said: dict[str, list[str]] = {p.role: [] for p in members}
+    for _, data in view.evidence.results(LogsData, partial=True):
+        for line in data.errors:
+            said.setdefault(line.process.partition(" ")[0], []).append(line.text)
+    silent = [p.role for p in members if not said[p.role]]
+    echoes = [p for p in members if any(PEER.search(text) for text in said[p.role])]
+    return silent[0] if len(silent) == 1 and 0 < len(echoes) == len(members) - 1 else ""
 
 
 def _deaths(view: View) -> list[dict[str, str]]:

@@ -147,6 +147,31 @@ def test_of_two_that_ended_the_log_names_the_first() -> None:
     silent = general.assess(evidence(), where)
     assert (silent.state, silent.process) == (ServerState.PART_DEAD, "scheduler")
     assert "first" not in silent.sentence
+    unknown = general.assess(evidence(), where.model_copy(update={"release": ""}))
+    assert unknown.process == "scheduler"
+    assert f"{LOST} (pid 3000), {LOST} (pid 3001) are dead" in unknown.sentence
+
+
+def test_of_two_that_ended_the_speechless_one_was_first() -> None:
+    """A rank that is killed says nothing, and the other one that its peer is gone."""
+    where = server("sglang --tp-size 2", SCHEDULER, SCHEDULER)
+    gloo = "RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4711"
+
+    def told(*lines: tuple[str, str]) -> str:
+        errors = [
+            LogLine(number=n, level="ERROR", text=text, process=process)
+            for n, (process, text) in enumerate(lines, 1)
+        ]
+        log = LogsData(file="x.log", bytes_read=1, lines=1, errors=errors)
+        return general.assess(evidence(log), where).process
+
+    assert told(("scheduler_TP0", "Scheduler hit an exception"), ("scheduler_TP0", gloo)) == (
+        "scheduler_TP1"
+    )
+    assert told(("scheduler_TP0", "RuntimeError: of its own")) == "scheduler"
+    assert told(("scheduler_TP0", gloo), ("scheduler_TP1", gloo)) == "scheduler"
+    assert told(("", gloo)) == "scheduler"
+    assert told() == "scheduler"
 
 
 def test_one_that_ended_is_named() -> None:
