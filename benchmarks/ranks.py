@@ -287,16 +287,16 @@ def rows(name: str, one: Way) -> Iterator[Row]:
 # ------------------------------------------------------------------ healthy ones
 
 
-def healthy(name: str, one: Way) -> Iterator[tuple[str, ServerState]]:
+def healthy(name: str, one: Way) -> Iterator[tuple[str, Diagnosis]]:
     """Looks at a server that has nothing: while it starts, idle, and under load."""
     with ranks.started(one.case) as server:
         while not ranks.answers(server):
-            yield f"{name} starting", look(server, deadline_s=5.0).state
+            yield f"{name} starting", look(server)
         for _ in range(8):
-            yield f"{name} idle", look(server).state
+            yield f"{name} idle", look(server)
         server.load(LOAD)
         for _ in range(8):
-            yield f"{name} under load", look(server).state
+            yield f"{name} under load", look(server)
 
 
 # ------------------------------------------------------------------ several servers
@@ -557,9 +557,10 @@ def main() -> int:
 def _healthy(chosen: dict[str, Way]) -> int:
     states: list[tuple[str, ServerState]] = []
     for name, one in chosen.items():
-        for what, state in healthy(name, one):
-            states.append((what, state))
-            print(f"{what:<24} {state.value}", flush=True)
+        for what, found in healthy(name, one):
+            states.append((what, found.state))
+            told = "" if found.state in GREEN else found.assessment.sentence
+            print(f"{what:<24} {found.state.value:<12} {told}", flush=True)
     good = sum(state in GREEN for _, state in states)
     print(f"{good} of {len(states)} healthy or not ready")
     return 0 if good == len(states) else 1
