@@ -150,7 +150,7 @@ SERVERS = {
         (
             *_grid(("python", "c", "stop"), ("scheduler_TP0", "scheduler_TP1")),
             *_grid(("python",), ("scheduler_TP1", "detokenizer"), busy=True),
-            *_grid(("kill",), ("scheduler_TP0", "scheduler_TP1")),
+            *_grid(("kill",), ("scheduler_TP0", "scheduler_TP1", "detokenizer")),
         ),
     ),
     "tp2-0.23": Way(

@@ -133,8 +133,11 @@ def _stopped(view: View) -> Assessment | None:
 
 
 def _part_dead(view: View) -> Assessment | None:
-    """A process of the core that ended, and that the kernel still lists."""
-    dead = [p for p in ranks.titled(view).facts.cores if p.state in "ZX"]
+    """A process of the core, or one that serves all of them, that ended, and that the kernel still
+    lists."""
+    facts = ranks.titled(view).facts
+    parts = [p for p in facts.processes if facts.is_core(p.role) or ranks.kind_of(p.role)]
+    dead = [p for p in parts if p.state in "ZX"]
     if not dead:
         return None
     names = ", ".join(f"{p.role} (pid {p.pid})" for p in dead)

@@ -60,6 +60,11 @@ def workers(facts: TargetFacts) -> list[TargetProcess]:
     return own or (facts.cores if len(facts.cores) > 1 else [])
 
 
+def kind_of(role: str) -> Literal["coordinator", "detokenizer"] | None:
+    """Of a process that serves all ranks; None: it is none."""
+    return next((kind for name, kind in KINDS if name in role), None)
+
+
 def coordinators(facts: TargetFacts) -> list[TargetProcess]:
     """vLLM's process that counts the requests of data parallel cores (v1/engine/coordinator.py)."""
     return [p for p in facts.processes if p.role.startswith("DPCoordinator")]
@@ -141,7 +146,7 @@ def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) 
         kind = "core"
     elif process.pid == facts.root_pid:
         kind = "front"
-    elif other := next((one for name, one in KINDS if name in process.role), None):
+    elif other := kind_of(process.role):
         kind = other
     else:
         return None

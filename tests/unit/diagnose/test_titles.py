@@ -185,6 +185,22 @@ def test_one_that_ended_is_named() -> None:
     assert [r.role for r in seen.ranks[1:]] == ["scheduler_TP0", "scheduler_TP1"]
 
 
+@pytest.mark.parametrize(
+    ("command", "title", "role"),
+    [
+        ("sglang --tp-size 2", "sglang::detoken", "detokenizer"),
+        ("vllm -dp 2", "VLLM::DPCoordin", "DPCoordinator"),
+        ("sglang --dp 2", "sglang::data_pa", "data_parallel_controller"),
+    ],
+)
+def test_what_serves_all_ranks_and_ended_is_named(command: str, title: str, role: str) -> None:
+    told = general.assess(evidence(), server(command, title))
+    assert (told.state, told.process) == (ServerState.PART_DEAD, role)
+    alive = server(command, title)
+    alive.processes[-1].state = "S"
+    assert general.at_once(evidence(), alive) is None
+
+
 def test_a_core_that_ended_after_its_worker() -> None:
     where = server("vllm -tp 2", WORKER, WORKER)
     where.processes[1].state, where.processes[1].role = "Z", "EngineCor"
