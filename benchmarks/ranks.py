@@ -432,13 +432,16 @@ def stretch(events: Sequence[dict[str, Any]]) -> tuple[bool, str]:
     ]
     states = list(dict.fromkeys(e["state"] for e in events))
     counts = ", ".join(f"{n} {name}" for name, n in Counter(checks).items())
-    answered = "ok" in checks
-    return not dead and answered, f"{counts}; {' > '.join(states)}"
+    return not dead and bool(checks), f"{counts}; {' > '.join(states)}"
 
 
-def watches(names: Sequence[str]) -> Iterator[tuple[str, bool, str]]:
+def watches(names: Sequence[str], only: str) -> Iterator[tuple[str, bool, str]]:
     """Watches of healthy servers from their start on: 40 of minivllm, each of its own server; ten
-    of one server of tensor parallel 2, under different load. Then two wedges of that."""
+    of one server of tensor parallel 2, under different load. Then two wedges of that.
+
+    Args:
+        only: expression of the stretches' names.
+    """
     for n in range(SERVERS_WATCHED if "minivllm" in names or not names else 0):
         with ranks.started(ONE) as server, watching(server.url, "--interval", "2") as events:
             ranks.ready(server)
@@ -450,13 +453,19 @@ def watches(names: Sequence[str]) -> Iterator[tuple[str, bool, str]]:
         return
     with ranks.started(SERVERS["tp2"].case) as server:
         for n, clients in enumerate(STRETCHES):
+            if not re.search(only, f"{clients} clients"):
+                continue
             server.load(clients - len(server.clients))
             with watching(server.url, "--interval", "4") as events:
                 ranks.ready(server)
                 time.sleep(25.0)
+                end = time.monotonic() + 60.0
+                while sum(e["event"] == "check" for e in events) < 3 and time.monotonic() < end:
+                    time.sleep(1.0)
             began = "from its start, " if not n else ""
             yield f"tp2 {n + 1}, {began}{clients} clients", *stretch(events)
         server.unload()
+        ranks.ready(server)
         server.ask()
         for busy in (False, True):
             if busy:
@@ -534,7 +543,7 @@ def main() -> int:
         return _healthy(chosen)
     RECORD.extend([True] * given.record)
     if given.pairs or given.watch:
-        return _told(pairs() if given.pairs else watches(given.names))
+        return _told(pairs() if given.pairs else watches(given.names, given.only))
     found: list[Row] = []
     for name, one in chosen.items():
         for row in rows(name, one):
