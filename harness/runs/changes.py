@@ -28,6 +28,8 @@ FEWEST = 3
 """Blocks without which no interval is given."""
 DECIDING_SHARE = 0.8
 """Of the error, for the metrics that decide when to stop."""
+TIMES: Final = ("ttft", "itl", "tpot", "latency", "throughput")
+"""Metrics that ``--worse 5%`` is of."""
 BUSY = 0.7
 """Of one core: a client that computes for longer may itself be what is measured."""
 
@@ -77,7 +79,7 @@ METRICS: Final = {
     for one in (
         Metric("ttft", "TTFT, median", "s", threshold=0.1, decides=True),
         Metric("itl", "inter-token latency, median", "s", threshold=0.03, decides=True),
-        Metric("tpot", "TPOT, median", "s", threshold=0.03, decides=True),
+        Metric("tpot", "TPOT, median", "s", threshold=0.03),
         Metric("latency", "latency, median", "s", threshold=0.05, decides=True),
         Metric(
             *("throughput", "throughput at saturation", "tokens/s", "lower"),
@@ -137,8 +139,7 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
                 f"--worse {word}: there is no metric {name!r}.{guess}",
                 hint=f"one of {', '.join(METRICS)}",
             )
-        given = [name] if sign else [n for n, m in METRICS.items() if m.decides]
-        made |= dict.fromkeys(given, value)
+        made |= dict.fromkeys([name] if sign else TIMES, value)
     return made
 
 

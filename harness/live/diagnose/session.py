@@ -180,6 +180,8 @@ def _collect(
         return
     if not _decided(target, collector, _of_engine(scenarios, facts), lateness):
         collector.look_on()
+    if options.gpu_core:
+        collector.gpu_cores()
 
 
 def _decided(
