@@ -118,8 +118,11 @@ def look(view: View) -> RankLook | None:
     """All processes side by side; None: one process runs the model."""
     view = titled(view)
     sizes = expected(view.facts)
-    running = workers(view.facts) or (view.facts.cores if sizes else [])
-    if not running:
+    running = workers(view.facts)
+    engine = ENGINES.get(view.facts.engine)
+    if not running and (sizes.keys() == {"DP"} or (sizes and engine and not engine.worker_role)):
+        running = view.facts.cores
+    if not running and (not sizes or not view.facts.cores):
         return None
     known = [_rank(view, p, running) for p in view.facts.processes]
     ranks = [rank for rank in known if rank is not None]
@@ -421,6 +424,8 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
     seen = look(view)
     if seen is None:
         return None
+    if said := _said_gone(view, why):
+        return said
     cores = [rank for rank in seen.ranks if rank.kind == "core"]
     members = [rank for rank in seen.ranks if rank.kind == "worker"]
     waiting_cores = [rank for rank in cores if rank.stand is Stand.WORKER]
@@ -565,7 +570,22 @@ def lost(view: View, why: Sequence[str]) -> Assessment | None:
     """Of a server that fails: a worker process is gone; None: none is known to be."""
     seen = look(view)
     gone = [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.GONE] if seen else []
-    return _lost(view, list(why), gone) if gone else None
+    return _lost(view, list(why), gone) if gone else _said_gone(view, why)
+
+
+def _said_gone(view: View, why: Sequence[str]) -> Assessment | None:
+    """A rank that ended by the log and that no process is: its core ends the others at once, and
+    then itself."""
+    first = first_dead(view)
+    if not first or any(p.role == first for p in view.facts.processes if p.state not in "ZX"):
+        return None
+    gone = Rank(role=first, kind="worker", labels=labels(first), stand=Stand.GONE)
+    return _lost(view, [*why, *_ended_by_log(view)], [gone])
+
+
+def _ended_by_log(view: View) -> list[str]:
+    lines = log_lines(view.evidence, "rank-died")
+    return [f"its log says at {line.time or '?'}: {public_line(line, 200)}" for line in lines[:1]]
 
 
 def _lost(view: View, why: list[str], gone: Sequence[Rank]) -> Assessment:

@@ -16,7 +16,7 @@ from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.titles import in_order, whole
 from mmrepro.probes.data import LogLine, LogsData
-from seen import CORE, FRONT, evidence, target
+from seen import CORE, FRONT, GREEN, SILENCE, answer, evidence, failed, target
 from test_waits import installed
 
 FIRST = 3000
@@ -183,6 +183,22 @@ def test_one_that_ended_is_named() -> None:
     seen = ranks.look(View(server("sglang --tp-size 2", SCHEDULER), evidence()))
     assert seen is not None
     assert [r.role for r in seen.ranks[1:]] == ["scheduler_TP0", "scheduler_TP1"]
+
+
+def test_a_worker_whose_core_ended_all_others_by_the_log() -> None:
+    """vLLM 0.23.0: 3 s after a kill no worker is left, and the core answers 500. A real one was
+    ``failing``."""
+    failure = failed(500, "EngineCore encountered an issue.")
+    for data in (failure, SILENCE):
+        told = general.assess(evidence(GREEN, data, logged(VLLM)), server("vllm -tp 2"))
+        assert (told.state, told.process) == (ServerState.RANK_LOST, "Worker_TP1")
+    bare = general.assess(evidence(GREEN, failure), server("vllm -tp 2"))
+    assert bare.state is ServerState.FAILING
+    lives = server("vllm -tp 2", "VLLM::Worker_TP0", "VLLM::Worker_TP1")
+    later = general.assess(evidence(GREEN, failure, logged(VLLM)), lives)
+    assert later.state is ServerState.FAILING
+    answered = general.assess(evidence(GREEN, answer(), logged(VLLM)), server("vllm -tp 2"))
+    assert answered.state is ServerState.HEALTHY
 
 
 @pytest.mark.parametrize(
