@@ -8,11 +8,14 @@ is called as the core is, or what a log says, does not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS, gateways
 from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import frozen, ranks
 from mmrepro.live.diagnose.readings import BEGUN, View
+from mmrepro.live.diagnose.titles import absent
 from mmrepro.probes.data import InferenceData, LogsData
 from mmrepro.probes.log_words import public_line
 from mmrepro.traffic.evidence import Evidence
@@ -140,9 +143,11 @@ def _part_dead(view: View) -> Assessment | None:
     dead = [p for p in parts if p.state in "ZX"]
     if not dead:
         return None
-    names = ", ".join(f"{p.role} (pid {p.pid})" for p in dead)
-    ended = [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
-    return _without_core(view, names, ended, [p.role for p in dead])
+    gone = absent(facts) if any(facts.is_core(p.role) for p in dead) else []
+    names = ", ".join([*gone, *(f"{p.role} (pid {p.pid})" for p in dead)])
+    ended = [f"{role}: it has ended, and its parent has collected it" for role in gone]
+    ended += [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
+    return _without_core(view, names, ended, [*gone, *(p.role for p in dead)], gone)
 
 
 def _core_gone(view: View) -> Assessment | None:
@@ -164,9 +169,12 @@ def _core_gone(view: View) -> Assessment | None:
     )  # fmt: skip
 
 
-def _without_core(view: View, names: str, why: list[str], dead: list[str]) -> Assessment:
-    """``dead``: their roles. One that the log calls the first to end is the one to look at."""
-    first = ranks.first_dead(view)
+def _without_core(
+    view: View, names: str, why: list[str], dead: list[str], gone: Sequence[str] = ()
+) -> Assessment:
+    """``dead``: their roles, ``gone``: of those that are no process any more. One that ended first
+    is the one to look at."""
+    first = ranks.first_dead(view, gone)
     before = f", after {first}" if first and first not in dead else ""
     if first in dead and len(dead) > 1:
         before = f", {first} first"

@@ -15,7 +15,7 @@ from mmrepro.base import processes
 from mmrepro.failure.documents.diagnosis import TargetFacts
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose.discover import Target
-from mmrepro.live.diagnose.ranks import workers
+from mmrepro.live.diagnose.ranks import OWN, workers
 from mmrepro.live.diagnose.titles import expected
 from mmrepro.probes.data import LogsData
 from mmrepro.traffic.evidence import Evidence
@@ -33,7 +33,6 @@ _KILLED = re.compile(
 Documentation/ABI/testing/dev-kmsg."""
 _GROUP = re.compile(r";oom-kill:.*task_memcg=(?P<cgroup>[^,\n]*),task=.*,pid=(?P<pid>\d+),uid=")
 """dump_oom_victim of the same file, just before it (4.19 and later)."""
-LOGGED_PID = re.compile(r"^(?P<role>\w+) pid=(?P<pid>\d+)$")
 CLOCK_S = 2.0
 """The kernel's log and its processes do not have quite the same clock."""
 LAST_WORDS_S = 60.0
@@ -145,7 +144,7 @@ def _logged_there(target: Target, evidence: Evidence, kill: Kill) -> bool | None
     its program is: then the log has to end with it. None: the log has no such number."""
     for _, data in evidence.results(LogsData, partial=True):
         for name in data.last_by_process:
-            match = LOGGED_PID.match(name)
+            match = OWN.match(name)
             if match is None or int(match["pid"]) != kill.pid:
                 continue
             if "::" in kill.name:

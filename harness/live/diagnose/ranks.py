@@ -40,6 +40,8 @@ because a disk or a network is slow."""
 SHOWN = 4
 AWAKE_PCT = 5.0
 RUNS = ("core", "worker")
+OWN = re.compile(r"^(?P<role>\w+) pid=(?P<pid>\d+)$")
+"""How vLLM's processes call themselves before each line of log."""
 PEER = re.compile(r"Connection (?:closed|reset) by peer")
 """gloo's and the kernel's words for a peer that has ended (gloo/transport/tcp/pair.cc)."""
 KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
@@ -75,32 +77,60 @@ def coordinators(facts: TargetFacts) -> list[TargetProcess]:
 def titled(view: View) -> View:
     """With the whole titles of processes that have ended."""
     died = {int(m["pid"]): int(m["scheduler"]) for m in _deaths(view) if m["pid"]}
-    return View(whole(view.facts, died), view.evidence)
+    logs = [data for _, data in view.evidence.results(LogsData, partial=True)]
+    names = [match for data in logs for name in data.last_by_process if (match := OWN.match(name))]
+    logged = {int(match["pid"]): match["role"] for match in names}
+    return View(whole(view.facts, died, logged), view.evidence)
 
 
-def first_dead(view: View) -> str:
-    """The rank that ended first, by the log; "": it does not tell."""
+def first_dead(view: View, gone: Sequence[str] = ()) -> str:
+    """The rank that ended first, by the log; "": nothing tells it.
+
+    Args:
+        gone: of ranks that ended, those that their parent has collected. vLLM's front ends the
+            other cores when it has collected one (``monitor_engine_liveness`` of
+            v1/engine/utils.py).
+    """
     sizes = expected(view.facts)
     inner = every(sizes, ("PP", "TP"))
+    engine = ENGINES.get(view.facts.engine)
     for match in _deaths(view)[:1]:
         data = labels(match["parent"]) if match["worker"] else {}
         number = int(match["worker"] or match["scheduler"] or len(inner))
-        if sizes and ("DP" in sizes) is ("DP" in data) and number < len(inner):
-            engine = ENGINES[view.facts.engine]
-            return named(engine.worker_role or engine.core_role, data | inner[number])
+        if engine and sizes and ("DP" in sizes) is ("DP" in data) and number < len(inner):
+            role = named(engine.worker_role or engine.core_role, data | inner[number])
+            return role if match["worker"] or not _own_errors(view, role) else ""
+    if len(gone) == 1 and engine and engine.worker_role:
+        return gone[0]
     return _speechless(view)
+
+
+def _own_errors(view: View, role: str) -> bool:
+    """Whether another rank than ``role`` has an error in the log that is no word of its peer's end:
+    SGLang's front names the first that crashed in the order of ranks, not of time."""
+    said = _errors(view)
+    return any(
+        other != role and labels(other) and not any(PEER.search(text) for text in texts)
+        for other, texts in said.items()
+    )
+
+
+def _errors(view: View) -> dict[str, list[str]]:
+    """Role: texts of its errors in the log."""
+    said: dict[str, list[str]] = {}
+    for _, data in view.evidence.results(LogsData, partial=True):
+        for line in data.errors:
+            said.setdefault(line.process.partition(" ")[0], []).append(line.text)
+    return said
 
 
 def _speechless(view: View) -> str:
     """Of ranks that ended the only one without an error in the log, where those of all others say
     that a peer has closed its connection."""
-    members = [p for p in titled(view).facts.processes if p.state in "ZX" and labels(p.role)]
-    said: dict[str, list[str]] = {p.role: [] for p in members}
-    for _, data in view.evidence.results(LogsData, partial=True):
-        for line in data.errors:
-            said.setdefault(line.process.partition(" ")[0], []).append(line.text)
-    silent = [p.role for p in members if not said[p.role]]
-    echoes = [p for p in members if any(PEER.search(text) for text in said[p.role])]
+    members = [p.role for p in titled(view).facts.processes if p.state in "ZX" and labels(p.role)]
+    said = _errors(view)
+    silent = [role for role in members if role not in said]
+    echoes = [role for role in members if any(PEER.search(t) for t in said.get(role, ()))]
     return silent[0] if len(silent) == 1 and 0 < len(echoes) == len(members) - 1 else ""
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise, product
 from typing import Literal
 
 from mmrepro.base.common_options import RANK_OPTIONS
-from mmrepro.engines import ENGINES
+from mmrepro.engines import ENGINES, Engine
 from mmrepro.failure.documents.diagnosis import TargetFacts
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -94,7 +94,11 @@ def in_order(engine: str, prefix: str, release: str) -> bool:
         return False
 
 
-def whole(facts: TargetFacts, died: Mapping[int, int] | None = None) -> TargetFacts:
+def whole(
+    facts: TargetFacts,
+    died: Mapping[int, int] | None = None,
+    logged: Mapping[int, str] | None = None,
+) -> TargetFacts:
     """With the whole title of each process that has ended, as far as the others tell it.
 
     The command line has the number of ranks: a single one that no other process has is that of a
@@ -104,6 +108,7 @@ def whole(facts: TargetFacts, died: Mapping[int, int] | None = None) -> TargetFa
     Args:
         facts: processes below one parent stand in the order of their start.
         died: pid, as the engine's log has it: number of the rank below its parent.
+        logged: pid, as the engine's log has it: role.
     """
     engine = ENGINES.get(facts.engine)
     if engine is None or not any(p.state in "ZX" for p in facts.processes):
@@ -113,6 +118,11 @@ def whole(facts: TargetFacts, died: Mapping[int, int] | None = None) -> TargetFa
     titles = [*prefixes, *(name for name, _ in KINDS)]
     roles = {p.pid: p.role for p in facts.processes}
     roles |= {p.pid: _title(p.role, titles) for p in facts.processes if p.state in "ZX"}
+    for process in facts.processes:
+        said = (logged or {}).get(process.inner_pid or process.pid, "")
+        title = roles[process.pid]
+        if process.state in "ZX" and title in titles and said.startswith(title) and labels(said):
+            roles[process.pid] = said
     for prefix in prefixes:
         outer = prefix == engine.core_role and bool(engine.worker_role)
         inner = every(sizes, ("DP",) if outer else ("PP", "TP"))
@@ -133,6 +143,22 @@ def whole(facts: TargetFacts, died: Mapping[int, int] | None = None) -> TargetFa
                 roles[process.pid] = named(prefix, rank) if rank else prefix + UNKNOWN
     processes = [p.model_copy(update={"role": roles[p.pid]}) for p in facts.processes]
     return facts.model_copy(update={"processes": processes})
+
+
+def absent(facts: TargetFacts) -> list[str]:
+    """Cores that the command line asks for and that are no process, nor one that has ended."""
+    engine, sizes = ENGINES.get(facts.engine), expected(facts)
+    if engine is None:
+        return []
+    wanted = [named(engine.core_role, one) for one in every(sizes, _groups(engine))]
+    there = [p.role for p in facts.cores]
+    known = all(role in wanted for role in there)
+    return [role for role in wanted if role not in there] if known else []
+
+
+def _groups(engine: Engine) -> tuple[str, ...]:
+    """Those of the core's title: workers beside it have the others in theirs."""
+    return ("DP",) if engine.worker_role else ORDER
 
 
 def _title(role: str, titles: Sequence[str]) -> str:

@@ -121,6 +121,28 @@ def test_the_log_tells_which_of_two_was_collected() -> None:
     assert roles(inside, p12=0) == ["scheduler_TP0"]
 
 
+def test_the_log_calls_its_processes_by_name() -> None:
+    """vLLM 0.32.0 with EngineCore_DP1 killed: the front has collected that one, and ended the other
+    one, which is still listed as ``VLLM::EngineCor``."""
+    where = server("vllm -dp 2", release="0.33.0")
+    where.processes[1].role, where.processes[1].state = "EngineCor", "Z"
+    line = LogLine(number=1, text="x")
+    names = {f"EngineCore_DP0 pid={CORE}": line, f"EngineCore_DP1 pid={CORE + 1}": line}
+    log = LogsData(file="x.log", bytes_read=1, lines=1, last_by_process=names)
+    told = general.assess(evidence(log), where)
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore_DP1")
+    assert told.sentence == (
+        f"EngineCore_DP1, EngineCore_DP0 (pid {CORE}) are dead, EngineCore_DP1 first, while the "
+        "rest of the server lives."
+    )
+    other = {f"Worker_DP0 pid={CORE}": line}
+    data = LogsData(file="x.log", bytes_read=1, lines=1, last_by_process=other)
+    for less in (evidence(), evidence(data)):
+        unknown = general.assess(less, where)
+        assert unknown.process == "EngineCore of unknown rank"
+        assert "first" not in unknown.sentence
+
+
 # ------------------------------------------------------------------ what is said
 
 
@@ -144,6 +166,10 @@ def test_of_two_that_ended_the_log_names_the_first() -> None:
         "scheduler_TP0 (pid 3000), scheduler_TP1 (pid 3001) are dead, scheduler_TP1 first, while "
         "the rest of the server lives."
     )
+    own = LogLine(number=2, level="ERROR", text="ValueError: x", process="scheduler_TP0")
+    raised = LogsData(file="y.log", bytes_read=1, lines=1, errors=[own])
+    either = general.assess(evidence(logged(CRASH), raised), where)
+    assert either.process == "scheduler"  # the other one may have raised before
     silent = general.assess(evidence(), where)
     assert (silent.state, silent.process) == (ServerState.PART_DEAD, "scheduler")
     assert "first" not in silent.sentence
