@@ -342,6 +342,8 @@ def _silence(view: View) -> Assessment:
         why.append(counted)
     if view.front_answers is False:
         if view.refused_connection:
+            if lost := ranks.said_gone(view, why):
+                return lost  # it is about to end
             return Assessment(
                 state=ServerState.UNREACHABLE,
                 sentence="A process listens there, but connections from here are refused.",

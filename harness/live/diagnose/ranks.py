@@ -454,7 +454,7 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
     seen = look(view)
     if seen is None:
         return None
-    if said := _said_gone(view, why):
+    if said := said_gone(view, why):
         return said
     cores = [rank for rank in seen.ranks if rank.kind == "core"]
     members = [rank for rank in seen.ranks if rank.kind == "worker"]
@@ -600,17 +600,18 @@ def lost(view: View, why: Sequence[str]) -> Assessment | None:
     """Of a server that fails: a worker process is gone; None: none is known to be."""
     seen = look(view)
     gone = [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.GONE] if seen else []
-    return _lost(view, list(why), gone) if gone else _said_gone(view, why)
+    return _lost(view, list(why), gone) if gone else said_gone(view, why)
 
 
-def _said_gone(view: View, why: Sequence[str]) -> Assessment | None:
+def said_gone(view: View, why: Sequence[str]) -> Assessment | None:
     """A rank that ended by the log and that no process is: its core ends the others at once, and
     then itself."""
     first = first_dead(view)
     if not first or any(p.role == first for p in view.facts.processes if p.state not in "ZX"):
         return None
     gone = Rank(role=first, kind="worker", labels=labels(first), stand=Stand.GONE)
-    return _lost(view, [*why, *_ended_by_log(view)], [gone])
+    sentence = f"{first} has ended, by the server's log; its core ends the other ranks then."
+    return _lost(view, [*why, *_ended_by_log(view)], [gone], sentence)
 
 
 def _ended_by_log(view: View) -> list[str]:
@@ -618,13 +619,13 @@ def _ended_by_log(view: View) -> list[str]:
     return [f"its log says at {line.time or '?'}: {public_line(line, 200)}" for line in lines[:1]]
 
 
-def _lost(view: View, why: list[str], gone: Sequence[Rank]) -> Assessment:
+def _lost(view: View, why: list[str], gone: Sequence[Rank], sentence: str = "") -> Assessment:
     first = next((rank for rank in gone if rank.role == first_dead(view)), gone[0])
+    runs = f"{'is' if len(gone) == 1 else 'are'} gone, while the rest of the server runs."
     return _state(
         view,
         ServerState.RANK_LOST,
-        f"{names(gone)} {'is' if len(gone) == 1 else 'are'} gone, while the rest of the server "
-        "runs.",
+        sentence or f"{names(gone)} {runs}",
         [*why, *view.kills],
         first,
         "its log, and dmesg, tell what ended it; the server does not recover",

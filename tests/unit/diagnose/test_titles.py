@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import http
 from mmrepro.base import processes
 from mmrepro.failure.documents.diagnosis import ServerState, TargetFacts, TargetProcess
 from mmrepro.live.diagnose import classes_logged, discover, general, ranks
@@ -215,6 +216,12 @@ def test_a_worker_whose_core_ended_all_others_by_the_log() -> None:
     """vLLM 0.23.0: 3 s after a kill no worker is left, and the core answers 500. A real one was
     ``failing``."""
     failure = failed(500, "EngineCore encountered an issue.")
+    refused = http(None, None, gone=True)
+    for one in refused.answers:
+        one.error = "ConnectError: [Errno 111] Connection refused"
+    ending = general.assess(evidence(refused, logged(VLLM)), server("vllm -tp 2"))
+    assert (ending.state, ending.process) == (ServerState.RANK_LOST, "Worker_TP1")
+    assert general.assess(evidence(refused), server("vllm -tp 2")).state is ServerState.UNREACHABLE
     for data in (failure, SILENCE):
         told = general.assess(evidence(GREEN, data, logged(VLLM)), server("vllm -tp 2"))
         assert (told.state, told.process) == (ServerState.RANK_LOST, "Worker_TP1")
