@@ -6,9 +6,9 @@
 5 %, and by 2 % (``planted/upgrade_server.py``), each so many times. ``results.jsonl`` in ``--out``
 has a line for each comparison as soon as it ends; what is there is not run again. The table says in
 how many nothing was found (exit 0), a difference that matters (1), or nothing could be told (3),
-and the median interval of the time between tokens. A comparison needs two quiet cores: several can
-run side by side, each under ``taskset`` and with an ``--out`` of its own. ``--raw`` keeps the times
-of single requests beside the results, for a comparison of estimators.
+and the median interval of the time between tokens at saturation. A comparison needs two quiet
+cores: several can run side by side, each under ``taskset`` and with an ``--out`` of its own.
+``--raw`` keeps the times of single requests beside the results, to compare estimators.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 
 PLUGIN = Path(__file__).absolute().parent / "planted" / "upgrade_server.py"
-METRICS = ("ttft", "itl", "tpot", "latency", "throughput")
+METRICS = ("ttft", "itl", "tpot", "latency", "throughput", "itl-saturated", "latency-saturated")
+TOKENS = "itl-saturated"
 KEPT = """\
 import os, pickle
 from mmrepro.cli import main
@@ -118,7 +119,7 @@ def table(results: list[dict]) -> Iterator[str]:
         exits = [sum(one["exit"] == code for one in some) for code in (0, 1, 3)]
         blocks = statistics.median(one["blocks"] for one in some)
         seconds = statistics.median(one["seconds"] for one in some)
-        ends = [one["found"]["itl"][2] for one in some if "itl" in one["found"]]
+        ends = [one["found"][TOKENS][2] for one in some if TOKENS in one["found"]]
         span = [statistics.median(end[side] for end in ends) for side in (0, 1)] if ends else []
         words = f"{span[0]:+.1%} to {span[1]:+.1%}" if span else ""
         counts = "".join(f"{count:8}" for count in exits)
@@ -150,7 +151,7 @@ def main() -> int:
             lines.write(json.dumps(one) + "\n")
         results.append(one)
         said = {
-            name: one["found"][name][3] for name in ("itl", "throughput") if name in one["found"]
+            name: one["found"][name][3] for name in (TOKENS, "throughput") if name in one["found"]
         }
         print(f"{delay:.0%} {seed}: exit {one['exit']}, {one['blocks']} blocks, {said}", flush=True)
     print("\n".join(table(results)))

@@ -13,12 +13,14 @@ import statistics
 import subprocess
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import mmrepro
 import psutil
 from mmrepro.base.machine import journal
+from mmrepro.base.machine.files import device_of
 from mmrepro.base.machine.host import child_environment, host_facts
 from mmrepro.base.machine.journal import Journal, JournalKind, Line
 from mmrepro.base.records import Moment, Record
@@ -55,6 +57,7 @@ from mmrepro.search.replay.attempts import (
     CaseRun,
     campaign_folder,
 )
+from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade import (
     answers,
     catalogue,
@@ -211,10 +214,11 @@ class Upgrading(Search[Upgrade, Record]):
                 self.beside(works)
             self._compare()
             long = max(run.seconds for some in self.runs.values() for run in some)
-            if index == 1 and long > LONG_PLAY * self.options.budget_s:
+            once = index == 1 and len(kept) <= len(ORDER)
+            if once and long > LONG_PLAY * self.options.budget_s:
                 self._limit(
-                    "all of the traffic was played once on each side, for more than a sixth of "
-                    "the time (--budget): what a side does now and then is not told apart"
+                    "all of the traffic was played once on each side, since that takes more than a "
+                    "sixth of the time (--budget): what a side does now and then is not told apart"
                 )
                 return
 
@@ -245,7 +249,10 @@ class Upgrading(Search[Upgrade, Record]):
             start_s=played.start_s,
             seconds=result.seconds,
             sightings=self.judged(case, played),
-            fields={id: protocol.fields_of(body.encode()) for id, body in played.bodies.items()},
+            fields={
+                id: protocol.fields_of(body.encode(), played.headers.get(id))
+                for id, body in played.bodies.items()
+            },
             config=configuration.of_log(folder / played.log_file) if index == 1 else {},
             options=self.listed_options(side) if index == 1 else [],
             folder=result.place,
@@ -335,9 +342,12 @@ class Upgrading(Search[Upgrade, Record]):
             part_s=min(PARTS_S[1], max(PARTS_S[0], ANSWERS * self._answer_s())),
             seconds=seconds,
             at_once=self.options.at_once,
+            only=self.options.only,
         )
         place = f"{BLOCKS_DIR}/{index:03d}"
-        return MeasureRun("block", "old and new in turn, block", self.servers, measuring, place)
+        return MeasureRun(
+            "block", "old and new in turn, block", self.servers, place, measuring=measuring
+        )
 
     def _answer_s(self) -> float:
         """What an answer takes."""
@@ -397,7 +407,7 @@ class Upgrading(Search[Upgrade, Record]):
         return [
             *starts.compare(old, new, old_server=self.sides["old"], new_server=self.sides["new"]),
             *failures.compare(old, new, case=self.case, known=known),
-            *catalogue.compare(self.case, self.sides["new"]),
+            *catalogue.compare(self.case, self.sides["new"], device_of(self.options.device)),
             *known,
         ]
 
@@ -408,7 +418,7 @@ class Upgrading(Search[Upgrade, Record]):
         if not any(d.metric for d in document.differences) and all(
             run.started for run in document.runs
         ):
-            few = f"{len(blocks)} blocks were measured, too few for an interval"
+            few = f"too few blocks were measured for an interval: {len(blocks)}"
             why = (
                 few if blocks else self.blocks[-1].error if self.blocks else "nothing was measured"
             )
@@ -535,6 +545,18 @@ class Upgrading(Search[Upgrade, Record]):
             interleaved=_interleaved(options),
             host=host_facts(),
         )
+
+
+def with_servers(asked: UpgradeCommand, old: str, new: str) -> UpgradeCommand:
+    """The options with the servers of both sides, of these releases. Raises UsageError: it is not
+    known of which engine, or which options it has."""
+    named = {"engine": asked.engine} if asked.engine else {}
+    wanted = functools.partial(server_wanted, asked.traffic, asked.resume)
+    return replace(
+        asked,
+        server=wanted(named | asked.asked | {"release": old}),
+        new_server=wanted(named | asked.asked_new | {"release": new}),
+    )
 
 
 def _digest(server: ServerWanted) -> str:
