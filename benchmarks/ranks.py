@@ -18,16 +18,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ from mmrepro.failure.documents.diagnosis import (  # noqa: E402
 from mmrepro.failure.documents.fleet import Fleet, FleetState  # noqa: E402
 from mmrepro.live.diagnose.options import DiagnoseCommand  # noqa: E402
 from mmrepro.live.diagnose.session import diagnose  # noqa: E402
+from mmrepro.live.diagnose.titles import labels  # noqa: E402
 from mmrepro.live.fleet.session import look as fleet  # noqa: E402
 from record import packed  # noqa: E402
 from record_ranks import Case, Server, served  # noqa: E402
@@ -147,7 +150,7 @@ SERVERS = {
         (
             *_grid(("python", "c", "stop"), ("scheduler_TP0", "scheduler_TP1")),
             *_grid(("python",), ("scheduler_TP1", "detokenizer"), busy=True),
-            *_grid(("kill",), ("scheduler_TP1",)),
+            *_grid(("kill",), ("scheduler_TP0", "scheduler_TP1", "detokenizer")),
         ),
     ),
     "tp2-0.23": Way(
@@ -155,7 +158,7 @@ SERVERS = {
         (
             *_grid(("python", "c", "stop"), _TWO),
             *_grid(("python",), _TWO, busy=True),
-            *_grid(("kill",), ("Worker_TP1",)),
+            *_grid(("kill",), _TWO),
         ),
     ),
 }
@@ -187,31 +190,40 @@ class Row:
 
 
 def judged(server: str, fault: Fault, found: Diagnosis) -> Row:
-    """What was named against what was done. A process that has ended may be named by its log."""
+    """What was named against what was done. A process that has ended may be named by its log; a
+    line that names another rank as well names none."""
     assessment = found.assessment
     cause = found.cause
     gone = "nothing listens on port"  # the front is what listens
     front = next((p.role for p in found.target.processes), gone)
     role = front if fault.role == "front" else fault.role
-    named = [assessment.process]
-    if fault.states >= ENDED:
-        named += [assessment.sentence, *assessment.why]
-        named += [cause.process, cause.sentence, *cause.why] if cause else []
+    process = assessment.process or (cause.process if cause else "")
+    lines = [process]
+    if fault.states >= ENDED and not labels(process):
+        lines += [assessment.sentence, *assessment.why]
+        lines += [cause.sentence, *cause.why] if cause else []
     frames = [f.function for f in assessment.frames]
-    wedged = fault.deed in WEDGES
+    rank_right = any(_names(line, role) for line in lines)
+    unknown = bool(labels(role)) and not rank_right and not labels(process)
     return Row(
         server,
         fault.name,
         found.state.value,
-        assessment.process or (cause.process if cause else "") or "-",
+        process or "-",
         frames[0] if frames else "-",
         found.effect.seconds,
         found.state in fault.states,
-        any(name in text for text in named for name in (role, logged(role)) if name),
-        ("_wedge" in frames) if wedged else None,
-        found.state not in COULD_NOT_TELL,
+        rank_right,
+        ("_wedge" in frames) if fault.deed in WEDGES else None,
+        found.state not in COULD_NOT_TELL and not unknown,
         "\n".join([assessment.sentence, *assessment.why]),
     )
+
+
+def _names(line: str, role: str) -> bool:
+    others = {n for n in re.findall(r"\w+", line) if labels(n) and n != role}
+    others |= {n for n in re.findall(r"VllmWorker-\d+", line) if n != logged(role)}
+    return not others and any(name in line for name in (role, logged(role)) if name)
 
 
 def logged(role: str) -> str:
@@ -275,16 +287,16 @@ def rows(name: str, one: Way) -> Iterator[Row]:
 # ------------------------------------------------------------------ healthy ones
 
 
-def healthy(name: str, one: Way) -> Iterator[tuple[str, ServerState]]:
+def healthy(name: str, one: Way) -> Iterator[tuple[str, Diagnosis]]:
     """Looks at a server that has nothing: while it starts, idle, and under load."""
     with ranks.started(one.case) as server:
         while not ranks.answers(server):
-            yield f"{name} starting", look(server, deadline_s=5.0).state
+            yield f"{name} starting", look(server)
         for _ in range(8):
-            yield f"{name} idle", look(server).state
+            yield f"{name} idle", look(server)
         server.load(LOAD)
         for _ in range(8):
-            yield f"{name} under load", look(server).state
+            yield f"{name} under load", look(server)
 
 
 # ------------------------------------------------------------------ several servers
@@ -381,46 +393,119 @@ def pairs() -> Iterator[tuple[str, bool, str]]:
 
 # ------------------------------------------------------------------ watched
 
+ONE = Case("minivllm", engine="minivllm", release="0.1", options=(), model="qwen3")
+SERVERS_WATCHED = 40
+STRETCHES = (0, 0, 1, 1, 2, 2, 4, 4, 8, 8)
+"""Clients of one server of tensor parallel 2, for a watch of each."""
 
-def watched(server: Server, *words: str) -> list[dict[str, Any]]:
-    """Events of a ``mmrepro watch``, with the second since its start."""
+
+@contextmanager
+def watching(url: str, *words: str) -> Iterator[list[dict[str, Any]]]:
+    """Events of a ``mmrepro watch`` as they come, until the end of the block."""
     command = [
-        sys.executable, "-m", "mmrepro", "watch", server.url, "--json", "--no-diagnose", *words,
+        sys.executable, "-m", "mmrepro", "watch", url, "--json", "--no-diagnose", *words,
     ]  # fmt: skip
+    events: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
         ran = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=scratch)
+
+        def read() -> None:
+            for line in ran.stdout or ():
+                if line.startswith("{"):
+                    events.append(json.loads(line))
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
         try:
-            return [json.loads(line) for line in ran.stdout or () if line.startswith("{")]
+            yield events
         finally:
             ran.terminate()
-            ran.wait(timeout=30)
+            ran.wait(timeout=60)
+            reader.join(timeout=10)
 
 
-def watches() -> Iterator[tuple[str, bool, str]]:
-    """50 watches of healthy servers, ten of them of tensor parallel 2; then one of a wedge."""
-    for name, case, count in (("one process", Case("one", options=(), model="text"), 40),
-                              ("tp2", SERVERS["tp2"].case, 10)):  # fmt: skip
-        with served(case) as server:
-            server.ask()
-            for n in range(count):
-                if n == count // 2:
-                    server.load(LOAD)
-                events = watched(server, "--once", "--interval", "2")
-                dead = [e for e in events if e["event"] == "dead" or e["state"] == "not-live"]
-                busy = "under load" if n >= count // 2 else "idle"
-                yield f"{name}, {busy}", not dead, events[-1]["text"] if events else "no check"
-            if name == "tp2":
-                done(server, Fault("python", "Worker_TP1", busy=True))
-                events = watched(server, "--interval", "4")
-                began = datetime.fromisoformat(events[0]["time"])
-                unready = next(e for e in events if e["state"] != "ready")
-                seconds = (datetime.fromisoformat(unready["time"]) - began).total_seconds()
-                last = events[-1]
-                yield (
-                    "tp2, wedged",
-                    last["state"] == "not-live",
-                    (f"first check: {unready['state']}, {seconds:.1f} s; last: {last['text']}"),
-                )
+def stretch(events: Sequence[dict[str, Any]]) -> tuple[bool, str]:
+    """Whether liveness stayed, and what was checked."""
+    dead = [e for e in events if e["event"] == "dead" or e["state"] == "not-live"]
+    checks = [
+        e["text"].partition(":")[0].partition(" ")[0] for e in events if e["event"] == "check"
+    ]
+    states = list(dict.fromkeys(e["state"] for e in events))
+    counts = ", ".join(f"{n} {name}" for name, n in Counter(checks).items())
+    return not dead and bool(checks), f"{counts}; {' > '.join(states)}"
+
+
+def watches(names: Sequence[str], only: str) -> Iterator[tuple[str, bool, str]]:
+    """Watches of healthy servers from their start on: 40 of minivllm, each of its own server; ten
+    of one server of tensor parallel 2, under different load. Then two wedges of that.
+
+    Args:
+        only: expression of the stretches' names.
+    """
+    for n in range(SERVERS_WATCHED if "minivllm" in names or not names else 0):
+        with ranks.started(ONE) as server, watching(server.url, "--interval", "2") as events:
+            ranks.ready(server)
+            time.sleep(5.0)
+            server.load(1 + n % 3)
+            time.sleep(5.0)
+        yield f"minivllm {n + 1}, idle, then {1 + n % 3} clients", *stretch(events)
+    if names and "tp2" not in names:
+        return
+    with ranks.started(SERVERS["tp2"].case) as server:
+        for n, clients in enumerate(STRETCHES):
+            if not re.search(only, f"{clients} clients"):
+                continue
+            server.load(clients - len(server.clients))
+            with watching(server.url, "--interval", "4") as events:
+                ranks.ready(server)
+                time.sleep(25.0)
+                end = time.monotonic() + 60.0
+                while sum(e["event"] == "check" for e in events) < 3 and time.monotonic() < end:
+                    time.sleep(1.0)
+            began = "from its start, " if not n else ""
+            yield f"tp2 {n + 1}, {began}{clients} clients", *stretch(events)
+        server.unload()
+        ranks.ready(server)
+        server.ask()
+        for busy in (False, True):
+            if busy:
+                server.load(LOAD)
+            yield wedged(server, Fault("python", "Worker_TP1", busy=busy), 10.0)
+
+
+def wedged(server: Server, fault: Fault, interval_s: float) -> tuple[str, bool, str]:
+    """After how many seconds a watch with its default thresholds says so at /ready and /live: by
+    its documentation within two intervals."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("--interval", f"{interval_s:g}", "--http", str(port))
+    with watching(server.url, *words) as events:
+        while status(port, "/ready") != 200:
+            time.sleep(0.2)
+        pid = server.hurt(fault.deed, fault.role)
+        at = time.monotonic()
+        fell: dict[str, float] = {}
+        while len(fell) < 2 and time.monotonic() - at < 20 * interval_s:
+            for path in ("/ready", "/live"):
+                if path not in fell and status(port, path) == 503:
+                    fell[path] = time.monotonic() - at
+            time.sleep(0.1)
+        checks = [e["text"] for e in events if e["event"] == "check"][-2:]
+    undone(server, fault, pid)
+    right = len(fell) == 2 and fell["/ready"] <= fell["/live"] <= 2 * interval_s
+    told = ", ".join(f"{path} after {seconds:.1f} s" for path, seconds in fell.items())
+    return f"tp2, {fault.name}", right, f"{told}; {' | '.join(checks)}"
+
+
+def status(port: int, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
 
 
 def _told(some: Iterator[tuple[str, bool, str]]) -> int:
@@ -443,7 +528,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="with --pairs: keep the evidence")
     parser.add_argument("--table", type=Path, metavar="FILE")
     given = parser.parse_args()
-    names = given.names or list(SERVERS)
+    names = [name for name in given.names if name in SERVERS] or list(SERVERS)
     chosen = {
         name: replace(
             SERVERS[name],
@@ -458,7 +543,7 @@ def main() -> int:
         return _healthy(chosen)
     RECORD.extend([True] * given.record)
     if given.pairs or given.watch:
-        return _told(pairs() if given.pairs else watches())
+        return _told(pairs() if given.pairs else watches(given.names, given.only))
     found: list[Row] = []
     for name, one in chosen.items():
         for row in rows(name, one):
@@ -481,9 +566,10 @@ def main() -> int:
 def _healthy(chosen: dict[str, Way]) -> int:
     states: list[tuple[str, ServerState]] = []
     for name, one in chosen.items():
-        for what, state in healthy(name, one):
-            states.append((what, state))
-            print(f"{what:<24} {state.value}", flush=True)
+        for what, found in healthy(name, one):
+            states.append((what, found.state))
+            told = "" if found.state in GREEN else found.assessment.sentence
+            print(f"{what:<24} {found.state.value:<12} {told}", flush=True)
     good = sum(state in GREEN for _, state in states)
     print(f"{good} of {len(states)} healthy or not ready")
     return 0 if good == len(states) else 1

@@ -136,6 +136,14 @@ def owner(pid: int) -> int | None:
         return None
 
 
+def memory_cgroup(pid: int) -> str:
+    """Path of its memory controller's group, of either hierarchy (cgroups(7)); "": not known."""
+    lines = read(pid, "cgroup").decode("utf-8", "replace").splitlines()
+    found = {parts[1]: parts[2] for line in lines if len(parts := line.split(":", 2)) == 3}
+    own = next((path for names, path in found.items() if "memory" in names.split(",")), None)
+    return found.get("", "") if own is None else own
+
+
 def field(pid: int | str, name: str) -> list[bytes]:
     """The words of one line of ``/proc/PID/status``; none where it has no such line."""
     return _words(read(pid, "status"), name)
@@ -225,14 +233,15 @@ def table() -> dict[int, Stat]:
 
 
 def tree(root: int, also: Sequence[int] = (), among: dict[int, Stat] | None = None) -> list[int]:
-    """``root``, ``also`` and all their descendants, zombies too, parents before children.
+    """``root``, ``also`` and all their descendants, zombies too, parents before children; those
+    of one parent in the order of their start.
 
     Args:
         among: the processes that are looked at; all of them by default.
     """
     among = table() if among is None else among
     children: dict[int, list[int]] = {}
-    for pid in sorted(among):
+    for pid in sorted(among, key=lambda pid: (among[pid].start_ticks, pid)):
         children.setdefault(among[pid].ppid, []).append(pid)
     found: dict[int, None] = {}
     todo = [pid for pid in (root, *also) if pid in among]

@@ -180,6 +180,13 @@ class Server:
             self.clients.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
         time.sleep(2.0)
 
+    def unload(self) -> None:
+        """End the clients; what they asked for goes on for a moment."""
+        for client in self.clients:
+            client.kill()
+            client.wait()
+        self.clients.clear()
+
     def pid_of(self, role: str) -> int:
         """By its title; ``front``: the one that serves HTTP."""
         assert self.process is not None
@@ -221,7 +228,7 @@ class Server:
 @contextmanager
 def served(case: Case) -> Iterator[Server]:
     with started(case) as server:
-        _ready(server)
+        ready(server)
         yield server
 
 
@@ -272,7 +279,7 @@ def answers(server: Server) -> bool:
     return False
 
 
-def _ready(server: Server) -> None:
+def ready(server: Server) -> None:
     end = time.monotonic() + READY_S
     while time.monotonic() < end:
         if server.process is not None and server.process.poll() is not None:

@@ -21,9 +21,18 @@ from mmrepro.engines.starts import (
     rules,
     start_cause,
 )
+from mmrepro.kv_budget.groups import Group, Layout
+from mmrepro.kv_budget.layers import FULL, STATE, WINDOW, Kind
 from mmrepro.live.diagnose import starts as reading
 from mmrepro.live.diagnose.cause import judge
-from mmrepro.live.diagnose.starts import StartState, engine_of, fitting, port_of, read_start
+from mmrepro.live.diagnose.starts import (
+    StartState,
+    engine_of,
+    fitting,
+    one_group,
+    port_of,
+    read_start,
+)
 from mmrepro.probes.data import LogLine
 
 RECORDED = Path(__file__).parent / "starts"
@@ -563,12 +572,16 @@ def test_the_port_of_a_command() -> None:
     assert port_of(["x"], None) is None
 
 
+ESTIMATE = "Based on the available memory, the estimated maximum model length is 4096. "
+
+
 def test_the_setting_by_kv_budget() -> None:
     text = (
         "(APIServer pid=7) INFO 11-25 10:00:01 [utils.py:1] non-default args: "
         "{'gpu_memory_utilization': 0.5}\n"
         "ValueError: To serve at least one request with the model's max seq len (8192), (4.00 GiB "
-        "KV cache is needed, which is larger than the available KV cache memory (2.00 GiB).\n"
+        "KV cache is needed, which is larger than the available KV cache memory (2.00 GiB). "
+        f"{ESTIMATE}\n"
     )
     found = cause(text)
     setting = fitting(found, lines(text), "vllm", "0.24.0", 80 << 30)
@@ -577,6 +590,52 @@ def test_the_setting_by_kv_budget() -> None:
     # 38 GiB are no KV cache, and 4 GiB are wanted.
     assert Decimal("0.52") <= Decimal(value) <= Decimal("0.54")
     assert fitting(found, lines(text), "vllm", "0.24.0") == "", "the device's size is not known"
+    for hybrid in (
+        text.replace("is 4096", "is 2560"),
+        text.replace(
+            " Based on the available memory, the estimated maximum model length is 4096.", ""
+        ),
+        "INFO 11-25 10:00:01 [x.py:1] Setting attention block size to 544 tokens to ensure that "
+        f"attention page size is >= mamba page size.\n{text}",
+    ):
+        assert fitting(cause(hybrid), lines(hybrid), "vllm", "0.24.0", 80 << 30) == ""
+
+
+def numbers(length: int, needed: float, available: float, most: int) -> dict[str, str]:
+    return {
+        "length": str(length), "needed": f"{needed:.2f}", "available": f"{available:.2f}",
+        "most": str(most),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("token_bytes", [57344, 131072, 327680])
+def test_one_group_grows_with_the_length(block: int, token_bytes: int) -> None:
+    for length in (8192, 100_001, 262_144):
+        for share in (0.02, 0.3, 0.97):
+            blocks = int(-(-length // block) * share)
+            pool = blocks * block * token_bytes / 2**30
+            needed = -(-length // block) * block * token_bytes / 2**30
+            known = pool >= 0.005  # else it is 0.00 GiB in the message
+            assert one_group(numbers(length, needed, pool, blocks * block)) is known
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "share"),
+    [("gemma-like", 131_072, 0.5), ("gemma-like", 32_768, 0.9), ("states", 262_144, 0.4)],
+)
+def test_windows_and_states_do_not(model: str, length: int, share: float) -> None:
+    """As kv-budget lays out five groups of a window beside one that grows, or three states."""
+    full = Group(Kind(FULL, 8, 256), 16)
+    window = Group(Kind(WINDOW, 8, 256, reach=1024), 16)
+    state = Group(Kind(STATE), 544, mode="align")
+    groups = (full, *[window] * 5) if model == "gemma-like" else (
+        Group(Kind(FULL, 2, 512), 544), *[state] * 3)  # fmt: skip
+    layout = Layout(1 << 25, groups[0].block, groups)
+    needed = layout.pages(length)
+    blocks = int(needed * share)
+    found = numbers(length, needed / 32, blocks / 32, layout.longest(blocks))
+    assert not one_group(found)
 
 
 def test_the_setting_of_sglang_by_kv_budget(tmp_path: Path) -> None:

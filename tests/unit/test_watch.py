@@ -57,6 +57,19 @@ def test_a_hang_ends_liveness_after_the_threshold_and_not_before() -> None:
     assert not health.undecided
 
 
+@pytest.mark.parametrize(
+    ("verdict", "ready"), [(FAILED, False), (SILENT, True), (BUSY, True), (ERROR, True)]
+)
+def test_readiness_falls_at_once_where_a_standstill_was_observed(
+    verdict: CheckOutcome, ready: bool
+) -> None:
+    health = started(failures=2)
+    assert not health.observe(check(verdict))
+    assert (health.live, health.ready) == (True, ready)
+    health.observe(check(OK))
+    assert health.ready
+
+
 def test_it_takes_several_successes_to_come_back() -> None:
     health = started(failures=1, successes=2)
     health.observe(check(FAILED))

@@ -14,6 +14,7 @@ from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import cause, cause_rules
 from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.titles import DIED
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
 
@@ -142,7 +143,7 @@ def named(name: LiveClass, certainty: Certainty, sentence: str, why: Iterable[st
 
 
 LOG_PATTERNS: Mapping[str, str] = {
-    "rank-died": r"Worker proc \S+ died unexpectedly",
+    "rank-died": DIED.pattern,
     "rank-timed-out": r"RPC call to \w+ timed out",
     "heartbeat": r"No available shared memory broadcast block found",
     "kv-size": r"GPU KV cache size: |Maximum concurrency for |max_total_num_tokens=",
@@ -216,8 +217,8 @@ def placeholder_counts(view: View) -> NamedClass | None:
 def rank_in_the_log(view: View) -> list[NamedClass]:
     """What the log has of a worker that ended, or that never answered its core.
 
-    vLLM's MultiprocExecutor writes the first of a worker process that ended, the second when
-    VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS are over (v1/executor/multiproc_executor.py, 0.11 to 0.32).
+    vLLM's MultiprocExecutor writes the second when VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS are over
+    (v1/executor/multiproc_executor.py, 0.11 to 0.32).
     """
     if view.answer == "answered":
         return []

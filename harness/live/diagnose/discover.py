@@ -23,6 +23,7 @@ from mmrepro.base.processes import Socket
 from mmrepro.engines import ENGINES, Engine, Signs, get_engine, log_marks
 from mmrepro.engines.supervise.warm import FORK_SERVER
 from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
+from mmrepro.live.diagnose.titles import whole
 from mmrepro.probes.flight import PREFIX, VARIABLES
 from mmrepro.probes.http import api_root
 from mmrepro.probes.logs import identify
@@ -50,6 +51,8 @@ class Target:
     """The process was named by the user."""
     proxied: bool = False
     """Who listens is seen, and is not the engine."""
+    titled: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(pid, start in clock ticks): command line while it lived, of each process that was here."""
 
     def role_of(self, name: str, cmdline: str) -> str:
         return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
@@ -201,23 +204,26 @@ def refresh(target: Target) -> None:
     facts = target.facts
     if facts.root_pid is None:
         return
-    words = processes.arguments(facts.root_pid)
+    words = processes.arguments(facts.root_pid) or facts.command  # none is left of one that ended
     facts.command = [] if FORK_SERVER in words else words  # a fork shows its fork server's own
     facts.processes = []
     for pid in processes.tree(facts.root_pid)[:MAX_PROCESSES]:
         status = processes.stat(pid)
         if status is None:
             continue
+        key = pid, status.start_ticks
+        target.titled[key] = processes.cmdline(pid) or target.titled.get(key, "")
         facts.processes.append(
             TargetProcess(
                 pid=pid,
                 ppid=status.ppid,
-                role=target.role_of(status.name, processes.cmdline(pid)),
+                role=target.role_of(status.name, target.titled[key]),
                 name=status.name,
                 state=status.state,
                 inner_pid=_inner_pid(pid),
             )
         )
+    facts.processes = whole(facts).processes
 
 
 def _inner_pid(pid: int) -> int | None:
@@ -331,7 +337,8 @@ def package_folders(target: Target) -> list[Path]:
     folders: dict[Path, None] = {}
     pids = [target.facts.root_pid, *(p.pid for p in target.facts.cores)]
     for pid in [p for p in pids if p is not None]:
-        words = processes.arguments(pid)
+        own = target.facts.command if pid == target.facts.root_pid else []
+        words = processes.arguments(pid) or own  # none is left of one that ended
         if words and words[0].startswith("/"):
             prefix = inside(pid, words[0]).parent.parent
             with contextlib.suppress(OSError):

@@ -8,11 +8,14 @@ is called as the core is, or what a log says, does not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS, gateways
 from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import frozen, ranks
 from mmrepro.live.diagnose.readings import BEGUN, View
+from mmrepro.live.diagnose.titles import absent
 from mmrepro.probes.data import InferenceData, LogsData
 from mmrepro.probes.log_words import public_line
 from mmrepro.traffic.evidence import Evidence
@@ -91,7 +94,7 @@ def _dead(view: View) -> Assessment | None:
         return Assessment(
             state=ServerState.DEAD,
             sentence=sentence,
-            why=[*why, *_kills(view), *last_words(view)],
+            why=[*why, *view.kills, *last_words(view)],
             advice=["read the end of its log (--log FILE); dmesg names what the kernel killed"],
         )
     if facts.listening is False and facts.root_pid is not None and not core_died(view):
@@ -114,11 +117,6 @@ def _ended(view: View, pid: int) -> str:
     return f"ended with exit code {code >> 8}"
 
 
-def _kills(view: View) -> list[str]:
-    kill = view.evidence.facts.get("oom")
-    return [f"the kernel's OOM killer was at work: {kill}"] if kill else []
-
-
 def _stopped(view: View) -> Assessment | None:
     stopped = [p for p in view.facts.processes if p.state in STOPPED]
     if not stopped:
@@ -138,14 +136,18 @@ def _stopped(view: View) -> Assessment | None:
 
 
 def _part_dead(view: View) -> Assessment | None:
-    """A process of the core that ended, and that the kernel still lists."""
-    dead = [p for p in view.facts.cores if p.state in "ZX"]
+    """A process of the core, or one that serves all of them, that ended, and that the kernel still
+    lists."""
+    facts = ranks.titled(view).facts
+    parts = [p for p in facts.processes if facts.is_core(p.role) or ranks.kind_of(p.role)]
+    dead = [p for p in parts if p.state in "ZX"]
     if not dead:
         return None
-    names = ", ".join(f"{p.role} (pid {p.pid})" for p in dead)
-    return _without_core(
-        view, names, [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
-    )
+    gone = absent(facts) if any(facts.is_core(p.role) for p in dead) else []
+    names = ", ".join([*gone, *(f"{p.role} (pid {p.pid})" for p in dead)])
+    ended = [f"{role}: it has ended, and its parent has collected it" for role in gone]
+    ended += [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
+    return _without_core(view, names, ended, [*gone, *(p.role for p in dead)], gone)
 
 
 def _core_gone(view: View) -> Assessment | None:
@@ -162,22 +164,33 @@ def _core_gone(view: View) -> Assessment | None:
         return None
     before = ", where there was one" if left else ""
     return _without_core(
-        view, facts.core_role, [f"no process {facts.core_role} among {_roles(facts)}{before}"]
-    )
+        view, facts.core_role, [f"no process {facts.core_role} among {_roles(facts)}{before}"],
+        [facts.core_role],
+    )  # fmt: skip
 
 
-def _without_core(view: View, names: str, why: list[str]) -> Assessment:
+def _without_core(
+    view: View, names: str, why: list[str], dead: list[str], gone: Sequence[str] = ()
+) -> Assessment:
+    """``dead``: their roles, ``gone``: of those that are no process any more. One that ended first
+    is the one to look at."""
+    first = ranks.first_dead(view, gone)
+    before = f", after {first}" if first and first not in dead else ""
+    if first in dead and len(dead) > 1:
+        before = f", {first} first"
+    own = dead[0] if len(dead) == 1 else view.facts.core_role
     return Assessment(
         state=ServerState.PART_DEAD,
-        sentence=f"{names} is dead, while the rest of the server lives.",
+        sentence=f"{names} {'is' if len(dead) == 1 else 'are'} dead{before}, while the rest of the "
+        "server lives.",
         why=[
             *why,
-            *_kills(view),
+            *view.kills,
             *_front(view),
             *filter(None, [core_died(view)]),
             *last_words(view),
         ],
-        process=view.facts.core_role,
+        process=first or own,
         advice=["the server does not recover from this by itself: restart it, keep its log"],
     )
 
@@ -329,6 +342,8 @@ def _silence(view: View) -> Assessment:
         why.append(counted)
     if view.front_answers is False:
         if view.refused_connection:
+            if lost := ranks.said_gone(view, why):
+                return lost  # it is about to end
             return Assessment(
                 state=ServerState.UNREACHABLE,
                 sentence="A process listens there, but connections from here are refused.",

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Literal
 
-from mmrepro.base.common_options import RANK_OPTIONS
 from mmrepro.base.units import size
 from mmrepro.engines import ENGINES
 from mmrepro.engines.waits import COMPILERS, PLACES, Wait, Waiting, waiting
@@ -26,22 +24,13 @@ from mmrepro.failure.documents.diagnosis import (
     TargetFacts,
     TargetProcess,
 )
+from mmrepro.failure.signature.views import log_lines
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
+from mmrepro.live.diagnose.titles import DIED, KINDS, every, expected, labels, named, whole
 from mmrepro.probes.data import FlightData, Frame, GpuCoreData, LogsData, RasData
 from mmrepro.probes.log_words import public_line
 
-LABEL = re.compile(r"(?:^|_)(ATTN_CP|MOE_DP|DCP|PCP|DP|PP|TP|EP)(\d+)(?=_|$)")
-"""In vLLM's titles (``Worker_DP0_PP1_TP0_EP3``, ``EngineCore_DP1``; v1/executor/
-multiproc_executor.py, v1/engine/core.py) and SGLang's (``scheduler_DP0_TP1``;
-srt/managers/scheduler.py)."""
-SIZES = {group: names for group, names in RANK_OPTIONS.items() if group != "EP"}
-"""Ranks of expert parallelism are those of the other groups."""
-ELSEWHERE = (
-    "--nnodes", "--node-rank", "--data-parallel-size-local", "--headless",
-    "--distributed-executor-backend", "--enable-dp-attention",
-)  # fmt: skip
-"""With these options not every rank is a process below this server."""
 ASLEEP = frozenset({
     "futex", "clock_nanosleep", "nanosleep", "pause", "rt_sigtimedwait", "rt_sigsuspend",
     "sched_yield",
@@ -50,22 +39,16 @@ ASLEEP = frozenset({
 because a disk or a network is slow."""
 SHOWN = 4
 AWAKE_PCT = 5.0
-KINDS: Sequence[tuple[str, Literal["coordinator", "detokenizer"]]] = (
-    ("DPCoordinator", "coordinator"),
-    ("data_parallel_controller", "coordinator"),
-    ("detokenizer", "detokenizer"),
-)
 RUNS = ("core", "worker")
+OWN = re.compile(r"^(?P<role>\w+) pid=(?P<pid>\d+)$")
+"""How vLLM's processes call themselves before each line of log."""
+PEER = re.compile(r"Connection (?:closed|reset) by peer")
+"""gloo's and the kernel's words for a peer that has ended (gloo/transport/tcp/pair.cc)."""
 KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 XID = "look for Xid lines in the kernel's log, and at NCCL's own report"
 _VERB = re.compile(r"^(wait|stand|move)s\b")
 _WAITS = {wait: Stand(wait.value) for wait in Wait}
-
-
-def labels(role: str) -> dict[str, int]:
-    """``{"PP": 1, "TP": 0}`` of ``Worker_PP1_TP0``."""
-    return {name: int(number) for name, number in LABEL.findall(role)}
 
 
 def is_worker(facts: TargetFacts, role: str) -> bool:
@@ -81,32 +64,95 @@ def workers(facts: TargetFacts) -> list[TargetProcess]:
     return own or (facts.cores if len(facts.cores) > 1 else [])
 
 
+def kind_of(role: str) -> Literal["coordinator", "detokenizer"] | None:
+    """Of a process that serves all ranks; None: it is none."""
+    return next((kind for name, kind in KINDS if name in role), None)
+
+
 def coordinators(facts: TargetFacts) -> list[TargetProcess]:
     """vLLM's process that counts the requests of data parallel cores (v1/engine/coordinator.py)."""
     return [p for p in facts.processes if p.role.startswith("DPCoordinator")]
 
 
-def expected(facts: TargetFacts) -> dict[str, int]:
-    """Sizes of the groups that the command line asks for; {}: it says nothing, or some ranks are
-    not processes of this server."""
-    words = [part for word in facts.command for part in word.split("=", 1)]
-    if any(word in ELSEWHERE for word in words):
-        return {}
-    sizes = {}
-    for group, names in SIZES.items():
-        for name, value in pairwise(words):
-            if name in names and value.isdigit() and int(value) > 1:
-                sizes[group] = int(value)
-    return sizes
+def titled(view: View) -> View:
+    """With the whole titles of processes that have ended."""
+    died = {int(m["pid"]): int(m["scheduler"]) for m in _deaths(view) if m["pid"]}
+    logs = [data for _, data in view.evidence.results(LogsData, partial=True)]
+    names = [match for data in logs for name in data.last_by_process if (match := OWN.match(name))]
+    logged = {int(match["pid"]): match["role"] for match in names}
+    return View(whole(view.facts, died, logged), view.evidence)
+
+
+def first_dead(view: View, gone: Sequence[str] = ()) -> str:
+    """The rank that ended first, by the log; "": nothing tells it.
+
+    Args:
+        gone: of ranks that ended, those that their parent has collected. vLLM's front ends the
+            other cores when it has collected one (``monitor_engine_liveness`` of
+            v1/engine/utils.py).
+    """
+    sizes = expected(view.facts)
+    inner = every(sizes, ("PP", "TP"))
+    engine = ENGINES.get(view.facts.engine)
+    for match in _deaths(view)[:1]:
+        data = labels(match["parent"]) if match["worker"] else {}
+        number = int(match["worker"] or match["scheduler"] or len(inner))
+        if engine and sizes and ("DP" in sizes) is ("DP" in data) and number < len(inner):
+            role = named(engine.worker_role or engine.core_role, data | inner[number])
+            return role if match["worker"] or not _own_errors(view, role) else ""
+    if len(gone) == 1 and engine and engine.worker_role:
+        return gone[0]
+    return _speechless(view)
+
+
+def _own_errors(view: View, role: str) -> bool:
+    """Whether another rank than ``role`` has an error in the log that is no word of its peer's end:
+    SGLang's front names the first that crashed in the order of ranks, not of time."""
+    said = _errors(view)
+    return any(
+        other != role and labels(other) and not any(PEER.search(text) for text in texts)
+        for other, texts in said.items()
+    )
+
+
+def _errors(view: View) -> dict[str, list[str]]:
+    """Role: texts of its errors in the log."""
+    said: dict[str, list[str]] = {}
+    for _, data in view.evidence.results(LogsData, partial=True):
+        for line in data.errors:
+            said.setdefault(line.process.partition(" ")[0], []).append(line.text)
+    return said
+
+
+def _speechless(view: View) -> str:
+    """Of ranks that ended the only one without an error in the log, where those of all others say
+    that a peer has closed its connection."""
+    members = [p.role for p in titled(view).facts.processes if p.state in "ZX" and labels(p.role)]
+    said = _errors(view)
+    silent = [role for role in members if role not in said]
+    echoes = [role for role in members if any(PEER.search(t) for t in said.get(role, ()))]
+    return silent[0] if len(silent) == 1 and 0 < len(echoes) == len(members) - 1 else ""
+
+
+def _deaths(view: View) -> list[dict[str, str]]:
+    """Each line of the log that names a process that ended, in order: the groups of DIED."""
+    found = []
+    for line in sorted(log_lines(view.evidence, "rank-died"), key=lambda line: line.number):
+        if match := DIED.search(line.text):
+            parent = line.process.partition(" ")[0]
+            found.append({k: v or "" for k, v in match.groupdict().items()} | {"parent": parent})
+    return found
 
 
 def look(view: View) -> RankLook | None:
     """All processes side by side; None: one process runs the model."""
-    running = workers(view.facts)
+    view = titled(view)
     sizes = expected(view.facts)
-    if not running and not sizes:
-        return None
-    if not running and not view.facts.cores:
+    running = workers(view.facts)
+    engine = ENGINES.get(view.facts.engine)
+    if not running and (sizes.keys() == {"DP"} or (sizes and engine and not engine.worker_role)):
+        running = view.facts.cores
+    if not running and (not sizes or not view.facts.cores):
         return None
     known = [_rank(view, p, running) for p in view.facts.processes]
     ranks = [rank for rank in known if rank is not None]
@@ -135,7 +181,7 @@ def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) 
         kind = "core"
     elif process.pid == facts.root_pid:
         kind = "front"
-    elif other := next((one for name, one in KINDS if name in process.role), None):
+    elif other := kind_of(process.role):
         kind = other
     else:
         return None
@@ -247,45 +293,24 @@ def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
 
 
 def _counted(view: View, ranks: list[Rank], sizes: dict[str, int]) -> list[Rank]:
-    """With the ranks that are no process. One that has ended and is still listed keeps 15
-    characters of its title (proc_pid_stat(5)), ``Worker_TP``: it is one of the missing."""
+    """With the ranks that the command line asks for and that are no process; those whose process
+    cannot be told from another's are among them."""
+    engine = ENGINES.get(view.facts.engine)
     members = [rank for rank in ranks if rank.kind == "worker"]
-    cut = [m for m in members if m.stand is Stand.GONE and not sizes.keys() <= m.labels.keys()]
-    lost = _missing(view, [m for m in members if m not in cut], sizes)
-    if not cut or len(lost) < len(cut):
-        return ranks + lost
-    whole = [
-        one.model_copy(update={"pid": old.pid, "state": old.state, "under": old.under})
-        for one, old in zip(lost, cut, strict=False)
+    if engine is None or not sizes or not members or view.facts.listening is False:
+        return ranks
+    unknown = [m for m in members if m.stand is Stand.GONE and not m.labels]
+    there = [{k: v for k, v in m.labels.items() if k in sizes} for m in members if m not in unknown]
+    if any(one.keys() != sizes.keys() for one in there):
+        return ranks  # titles that name other groups: nothing can be counted
+    own = members[0].role.startswith(engine.worker_role)
+    prefix = (engine.worker_role if own else "") or engine.core_role
+    lost = [
+        Rank(role=named(prefix, one), kind="worker", labels=one, stand=Stand.GONE)
+        for one in every(sizes)
+        if one not in there
     ]
-    return [rank for rank in ranks if rank not in cut] + whole + lost[len(cut) :]
-
-
-def _missing(view: View, members: Sequence[Rank], sizes: dict[str, int]) -> list[Rank]:
-    """The ranks that the command line asks for and that are no process."""
-    facts = view.facts
-    engine = ENGINES.get(facts.engine)
-    if engine is None or not sizes or not members or facts.listening is False:
-        return []
-    prefix = engine.worker_role or engine.core_role
-    wanted: list[dict[str, int]] = [{}]
-    for name in ("DP", "PP", "TP"):
-        wanted = [one | {name: n} for one in wanted for n in range(sizes[name])] if (
-            name in sizes
-        ) else wanted  # fmt: skip
-    there = [{k: v for k, v in rank.labels.items() if k in sizes} for rank in members]
-    if any(set(one) != set(sizes) for one in there):
-        return []  # titles that name other groups: nothing can be counted
-    lost = [one for one in wanted if one not in there]
-    return [
-        Rank(
-            role="_".join([prefix, *(f"{k}{v}" for k, v in one.items())]),
-            kind="worker",
-            labels=one,
-            stand=Stand.GONE,
-        )
-        for one in lost
-    ]
+    return [rank for rank in ranks if not lost or rank not in unknown] + lost
 
 
 def _groups(members: Sequence[Rank]) -> list[str]:
@@ -429,6 +454,8 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
     seen = look(view)
     if seen is None:
         return None
+    if said := said_gone(view, why):
+        return said
     cores = [rank for rank in seen.ranks if rank.kind == "core"]
     members = [rank for rank in seen.ranks if rank.kind == "worker"]
     waiting_cores = [rank for rank in cores if rank.stand is Stand.WORKER]
@@ -573,17 +600,34 @@ def lost(view: View, why: Sequence[str]) -> Assessment | None:
     """Of a server that fails: a worker process is gone; None: none is known to be."""
     seen = look(view)
     gone = [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.GONE] if seen else []
-    return _lost(view, list(why), gone) if gone else None
+    return _lost(view, list(why), gone) if gone else said_gone(view, why)
 
 
-def _lost(view: View, why: list[str], gone: Sequence[Rank]) -> Assessment:
+def said_gone(view: View, why: Sequence[str]) -> Assessment | None:
+    """A rank that ended by the log and that no process is: its core ends the others at once, and
+    then itself."""
+    first = first_dead(view)
+    if not first or any(p.role == first for p in view.facts.processes if p.state not in "ZX"):
+        return None
+    gone = Rank(role=first, kind="worker", labels=labels(first), stand=Stand.GONE)
+    sentence = f"{first} has ended, by the server's log; its core ends the other ranks then."
+    return _lost(view, [*why, *_ended_by_log(view)], [gone], sentence)
+
+
+def _ended_by_log(view: View) -> list[str]:
+    lines = log_lines(view.evidence, "rank-died")
+    return [f"its log says at {line.time or '?'}: {public_line(line, 200)}" for line in lines[:1]]
+
+
+def _lost(view: View, why: list[str], gone: Sequence[Rank], sentence: str = "") -> Assessment:
+    first = next((rank for rank in gone if rank.role == first_dead(view)), gone[0])
+    runs = f"{'is' if len(gone) == 1 else 'are'} gone, while the rest of the server runs."
     return _state(
         view,
         ServerState.RANK_LOST,
-        f"{names(gone)} {'is' if len(gone) == 1 else 'are'} gone, while the rest of the server "
-        "runs.",
-        why,
-        gone[0],
+        sentence or f"{names(gone)} {runs}",
+        [*why, *view.kills],
+        first,
         "its log, and dmesg, tell what ended it; the server does not recover",
     )
 

@@ -262,6 +262,12 @@ class View:
     def core_is_front(self) -> bool:
         return self.core_pid == self.facts.root_pid
 
+    @property
+    def kills(self) -> list[str]:
+        """What the kernel killed of the server, for people."""
+        kill = self.evidence.facts.get("oom")
+        return [f"the kernel's OOM killer was at work: {kill}"] if kill else []
+
     def use(self, pid: int | None) -> ProcessUse | None:
         """The latest CPU reading of a process."""
         latest = None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmrepro import __version__
-from mmrepro.base import processes
 from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
 from mmrepro.base.machine.host import SHORT, Lateness
 from mmrepro.base.records import Moment
@@ -22,11 +20,12 @@ from mmrepro.failure.documents import EVIDENCE_DIR, Incident
 from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.failure.documents.folder import discard, make_run_dir, write_incident
 from mmrepro.failure.documents.published import Public
-from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS
+from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.kernel import note_kernel
 from mmrepro.live.diagnose.match import all_scenarios, known_hang, match_all, stuck_rank, union
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.readings import View
@@ -346,69 +345,3 @@ def _remove(folder: Path) -> None:
     discard(folder)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()  # "incidents", if it was made for this one
-
-
-# --------------------------------------------------------------- what the kernel says
-
-
-EXIT_CODE = 49
-"""Field 52 of /proc/PID/stat (proc_pid_stat(5)), less the three before the state's own; readable
-with the right to trace only, else 0."""
-MAX_RECORDS = 20_000
-_KILLED = re.compile(
-    r"(?:Out of memory: |Memory cgroup out of memory: )?Killed process \d+ \([^)]*\)"
-)
-
-
-def note_kernel(target: Target, evidence: Evidence) -> None:
-    """Keep exit codes of the dead, tracers of the traced, and the OOM killer's last word."""
-    for process in target.facts.processes:
-        if process.state in "ZX" and (code := exit_code(process.pid)) is not None:
-            evidence.facts[f"exit:{process.pid}"] = code
-        if process.state == "t" and (tracer := processes.tracer(process.pid)):
-            evidence.facts[f"tracer:{process.pid}"] = tracer
-    lives = core_lives(target)
-    if lives is None and evidence.facts.get(CORE_ALIVE) is not None:
-        lives = False  # it was there when this look began
-    if lives is not None:
-        evidence.facts[CORE_ALIVE] = lives
-    if lives is False and (kill := last_oom_kill()):
-        evidence.facts["oom"] = kill
-
-
-def core_lives(target: Target) -> bool | None:
-    """Whether a core process lives; None where that cannot be seen, or where no process is called
-    so: not every release names its processes, nor does every core run below the front."""
-    facts = target.facts
-    if facts.cores:
-        return any(p.state not in "ZX" for p in facts.cores)
-    if facts.root_pid is not None:
-        return False if all(p.state in "ZX" for p in facts.processes) else None
-    return False if facts.place != "remote" and facts.listening is False else None
-
-
-def exit_code(pid: int) -> int | None:
-    """The wait status of a zombie: signal in the low seven bits, exit code above eight."""
-    raw = processes.read(pid, "stat")
-    fields = raw.rpartition(b")")[2].split()
-    if len(fields) <= EXIT_CODE or fields[0] not in (b"Z", b"X"):
-        return None
-    return int(fields[EXIT_CODE])
-
-
-def last_oom_kill() -> str:
-    """The kernel log's last OOM kill; "" when there was none or the log is closed to us."""
-    try:
-        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    last = ""
-    try:
-        with contextlib.suppress(OSError):
-            for _ in range(MAX_RECORDS):
-                record = os.read(handle, 8192).decode("utf-8", "replace")
-                if match := _KILLED.search(record):
-                    last = match[0]
-    finally:
-        os.close(handle)
-    return last

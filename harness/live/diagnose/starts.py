@@ -240,6 +240,8 @@ _ARGUMENT = {
 }
 _TOTAL = re.compile(r"/(?P<total>[\d.]+) GiB\) on startup|total capacity of (?P<other>[\d.]+) GiB")
 _SGLANG = re.compile(r"Load weight (?P<which>begin|end)\..*?avail mem=(?P<gb>[\d.]+) GB")
+_SEVERAL = re.compile(r"[Hh]ybrid KV cache manager|attention page size is >= mamba page size")
+"""vllm/v1/core/kv_cache_utils.py; models/config.py or, since 0.19, platforms/interface.py."""
 _PATH = re.compile(r"model_path='(?P<path>/[^']+)'|'model': '(?P<other>/[^']+)'")
 
 
@@ -268,6 +270,22 @@ def fitting(
     return ""
 
 
+def one_group(numbers: Mapping[str, str]) -> bool:
+    """Whether the cache grows in proportion with the length, as one group of full attention does,
+    by the two lengths of vLLM's message: windows and states take a part that does not grow. Both
+    sizes have two decimals, and the estimate is of whole blocks."""
+    if not numbers.get("most"):
+        return False
+    length, most = int(numbers["length"]), int(numbers["most"])
+    needed, available = float(numbers["needed"]), float(numbers["available"])
+    if min(needed, available, most) <= 0:
+        return False
+    block = min(most & -most, 128)
+    rough = 0.005 / needed + 0.005 / available
+    there = length * available / needed
+    return abs(most - there) <= 2 * block + rough * there
+
+
 def _plan(
     cause: FailedStart, lines: Sequence[LogLine], engine: str, release: str, total_bytes: int
 ) -> MemoryPlan | None:
@@ -282,7 +300,7 @@ def _plan(
         used = float(share["share"]) if share else float(VLLM.default(release or VLLM.release) or 0)
         blocks = -(-int(numbers["length"]) // VLLM.block_size)
         block = round(float(numbers["needed"]) * GIB / blocks)
-        if not total or not block:
+        if not total or not block or _SEVERAL.search(text) or not one_group(numbers):
             return None
         return VllmPlan(
             release or VLLM.release,
@@ -299,6 +317,8 @@ def _plan(
         where = _PATH.search(text)
         if {"begin", "end"} <= memory.keys() and where and Path(where["path"]).is_dir():
             model = read_model(Path(where["path"]))
+            if model.geometry.mixed:
+                return None  # layers of several kinds share the pool: mmrepro kv-budget divides it
             return SglangPlan(
                 release or SGLANG.release,
                 before=int(memory["begin"] * GIB),

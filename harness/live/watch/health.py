@@ -80,8 +80,12 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Live, past its start, and not ``failures`` times in a row without an answer."""
-        return self.live and not self.starting and self.bad_in_a_row < self.failures
+        """Live, past its start, not observed to stand still since the last answer, and not
+        ``failures`` times in a row without one."""
+        observed = self.failed_in_a_row > 0
+        return (
+            self.live and not self.starting and not observed and self.bad_in_a_row < self.failures
+        )
 
     @property
     def state(self) -> str:

@@ -15,7 +15,7 @@ from mmrepro.base import processes
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, Signs
 from mmrepro.failure.documents.diagnosis import TargetFacts
-from mmrepro.live.diagnose import discover, session
+from mmrepro.live.diagnose import discover, kernel
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.scenario import LiveFacts
 
@@ -206,7 +206,7 @@ def test_the_exit_status_of_a_zombie() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     try:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected
-        assert session.exit_code(child.pid) in (9, 0)  # 0: the kernel hides it without the right
-        assert session.exit_code(os.getpid()) is None
+        assert kernel.exit_code(child.pid) in (9, 0)  # 0: the kernel hides it without the right
+        assert kernel.exit_code(os.getpid()) is None
     finally:
         child.wait()

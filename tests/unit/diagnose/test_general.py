@@ -68,7 +68,7 @@ CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
     "spins in C": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NATIVE, HOT], {}),
     "waits in C": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NAP, COLD,
         waiting("read")], {}),
-    "waits for CUDA": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, CUDA, COLD,
+    "waits for CUDA": (ServerState.KERNEL_STUCK, [GREEN, *still(running=1), SILENCE, CUDA, COLD,
         waiting("futex")], {}),
     "lock": (ServerState.BLOCKED_ON_LOCK, [GREEN, *still(running=1), SILENCE, LOCK, COLD], {}),
     "starved": (ServerState.STARVED, [GREEN, *still(waiting=3), SILENCE, idle(), COLD], {}),

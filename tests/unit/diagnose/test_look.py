@@ -14,6 +14,7 @@ import pytest
 from mmrepro import reports
 from mmrepro.failure.documents.diagnosis import Fit, ServerState
 from mmrepro.live.diagnose import collect, discover
+from mmrepro.live.diagnose.kernel import Kill
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import diagnose
 from mmrepro.reports import documents
@@ -168,15 +169,14 @@ AGAIN = """\
 def test_one_that_the_oom_killer_ended_did_not_die_of_an_old_crash(
     nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "mmrepro.live.diagnose.session.last_oom_kill", lambda: "Killed process 19 (VLLM)"
-    )
+    kill = Kill(19, "VLLM::EngineCor", 5.0, "", "Killed process 19 (VLLM::EngineCor)")
+    monkeypatch.setattr("mmrepro.live.diagnose.kernel.oom_kills", lambda: [kill])
     log = tmp_path / "server.log"
     log.write_text(LOG + AGAIN)
     told = diagnose(DiagnoseCommand(url=nobody, logs=(log,), out=tmp_path / "out")).diagnosis
     assert (told.state, told.found, told.target.release) == (ServerState.DEAD, [], "0.24.0")
     assert "died first" not in told.assessment.sentence
-    assert "Killed process 19 (VLLM)" in " ".join(told.assessment.why)
+    assert "Killed process 19 (VLLM::EngineCor)" in " ".join(told.assessment.why)
     assert "died unexpectedly" not in " ".join(told.assessment.why)
     assert "11-21 09:10:00" in told.since
     log.write_text(AGAIN + LOG)
