@@ -52,23 +52,12 @@ _EXCEPTION: Final = re.compile(
 )
 _ECHOES: Final = frozenset(
     {
-        *(
-            "EngineDeadError",
-            "InternalServerError",
-            "APIConnectionError",
-            "HTTPError",
-            "HTTPException",
-        ),
-        *("RemoteProtocolError", "ConnectionError", "ConnectionResetError", "APIError", "URLError"),
-        *("BadRequestError", "APIStatusError", "ConnectionRefusedError", "APITimeoutError"),
-        *(
-            "CancelledError",
-            "TimeoutError",
-            "ReadTimeout",
-            "RemoteDisconnected",
-            "EngineGenerateError",
-        ),
-        *("ClientConnectorError", "ServerDisconnectedError", "ChunkedEncodingError", "ReadError"),
+        *("EngineDeadError", "InternalServerError", "APIConnectionError", "HTTPError"),
+        *("HTTPException", "RemoteProtocolError", "ConnectionError", "ConnectionResetError"),
+        *("APIError", "URLError", "BadRequestError", "APIStatusError", "ConnectionRefusedError"),
+        *("APITimeoutError", "CancelledError", "TimeoutError", "ReadTimeout"),
+        *("RemoteDisconnected", "EngineGenerateError", "ClientConnectorError"),
+        *("ServerDisconnectedError", "ChunkedEncodingError", "ReadError"),
     }
 )
 """Exceptions of clients, and what the rest of an engine says of its core's."""
