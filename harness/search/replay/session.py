@@ -96,6 +96,11 @@ class Rounds:
             self._compared(case)
         self._side_findings()
 
+    def once_more(self, case: Case, what: str) -> None:
+        """Another case of the same server, looked at as the whole one was."""
+        self._round(case, what)
+        self._side_findings()
+
     def _pursued(self, case: Case) -> None:
         """Only what the starting point is about, and what shows itself on the way."""
         if self._start.compared:
