@@ -30,7 +30,8 @@ _PROMPT: Final = re.compile(
 )
 _CLIENT_CODE: Final = re.compile(
     r"^\s*(?:from|import)\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:openai|requests|httpx|aiohttp|"
-    r"urllib|http\.client|anthropic|litellm|urllib3|websockets|langchain_openai|instructor)\b",
+    r"urllib|http\.client|anthropic|litellm|urllib3|websockets|langchain_openai|instructor|"
+    r"lmdeploy\.serve\.openai\.api_client)\b|\bRuntimeEndpoint\(",
     re.MULTILINE,
 )
 _SHELLS: Final = ("bash", "sh", "shell", "zsh", "console", "")
@@ -58,6 +59,10 @@ _LOGGED: Final = re.compile(
 )
 _ENVIRONMENT: Final = re.compile(r"environment|collect_env|versions?\b|系统|环境", re.IGNORECASE)
 _LOG_LINE: Final = re.compile(r"^\(?\w+ pid=\d+\)|^(?:INFO|ERROR|WARNING|DEBUG)\b|^\[\d{4}-|^\s*#")
+_PLAIN: Final = re.compile(
+    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?(?:vllm|sglang|lmdeploy|python[\d.]*\s+-m|docker|podman)\s"
+    r"[^\n]*?(?:\s--?\w|\s[\w.-]+/[\w.-]+)"
+)
 _STARTS: Final = re.compile(
     r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:(?:sudo|nohup|time|exec|env|uv run|poetry run|pixi run|"
     r"numactl\s\S+|[^#\s][^&;#]*(?:&&|;))\s+)*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?"
@@ -154,6 +159,8 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
             elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
                 before.append(plain.strip())
     found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
+    plain = (_PROMPT.sub("", line) for line in _logical(prose))  # without a fence
+    found += [one.strip() for one in plain if is_server_command(one) and _PLAIN.match(one)]
     if not found:  # a script that starts its server itself
         for block in blocks:
             found += started_by(block.text)
@@ -220,6 +227,9 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
     curls += (
         [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)] if not curls else []
     )
+    bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
+    if bare and not (curls or scripts or bodies):
+        curls.append(_without_server(prose[bare.start() :]))
     if curls:
         scripts.append(("shell", "\n".join(curls)))
     scripts += [("json", body) for body in bodies]

@@ -133,6 +133,26 @@ def test_a_shells_own_structure_stays_and_its_output_does_not(client: str) -> No
     assert read_issue(form(kind="bash", client=client + output)).client.strip() == client
 
 
+def test_commands_and_clients_without_a_fence() -> None:
+    text = "vllm serve dies\n\nlmdeploy serve api_server m/m \\\n  --tp 1\n\nThen:\n\n" + CURL
+    issue = read_issue(f"# [Bug]: it dies\n\n{text}\n\nif you like")
+    assert parse(issue.server).model == "m/m"
+    assert (issue.client_kind, issue.client.strip()) == ("shell", CURL)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from lmdeploy.serve.openai.api_client import APIClient",
+        "import json, requests",
+        "import os, httpx as h",
+        "sgl.set_default_backend(sgl.RuntimeEndpoint('http://localhost:30000'))",
+    ],
+)
+def test_what_calls_a_server_is_a_client(line: str) -> None:
+    assert read_issue(form(client=f"!pip install x\n{line}")).client == line
+
+
 @pytest.mark.parametrize(
     "script",
     [
