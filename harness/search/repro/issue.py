@@ -15,7 +15,7 @@ from typing import Final
 
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
-from mmrepro.search.repro.server_command import is_server_command, parse
+from mmrepro.search.repro.server_command import is_server_command, of_manifest, parse
 
 _FENCE: Final = re.compile(
     r"^(?P<indent>[ \t>]*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<kind>[\w+-]*)[^\n]*\n(?P<text>.*?)"
@@ -161,6 +161,7 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
     found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
     plain = (_PROMPT.sub("", line) for line in _logical(prose))  # without a fence
     found += [one.strip() for one in plain if is_server_command(one) and _PLAIN.match(one)]
+    found += filter(None, (of_manifest(block.text) for block in blocks))
     if not found:  # a script that starts its server itself
         for block in blocks:
             found += started_by(block.text)
