@@ -159,8 +159,8 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
             elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
                 before.append(plain.strip())
     found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
-    plain = (_PROMPT.sub("", line) for line in _logical(prose))  # without a fence
-    found += [one.strip() for one in plain if is_server_command(one) and _PLAIN.match(one)]
+    bare = (_PROMPT.sub("", line) for line in _logical(prose))  # without a fence
+    found += [one.strip() for one in bare if is_server_command(one) and _PLAIN.match(one)]
     found += filter(None, (of_manifest(block.text) for block in blocks))
     if not found:  # a script that starts its server itself
         for block in blocks:
