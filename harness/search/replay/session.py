@@ -76,7 +76,8 @@ class Rounds:
         self._with_another: list[str] = []
         self.plays = Attempts(search, files, self._start)
         self._silent = self.plays.comparison
-        self._pursuit = Pursuit(self.plays, self._options.repeat, self._options.shrink)
+        options, brief = self._options, self._start.brief
+        self._pursuit = Pursuit(self.plays, options.repeat, options.shrink, brief)
 
     def run(self) -> None:
         """All of them, to the conclusion."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,16 @@ def test_a_race_shows_in_a_row(tmp_path: Path) -> None:
     assert made.report is not None
     assert made.report.verdict == "reproduced"
     assert made.findings[0].operations == ["r1-3"]
+
+
+def test_what_comes_and_goes_is_confirmed_and_its_rate_is_not_measured(tmp_path: Path) -> None:
+    plays = chain(["500", "500", "500"], repeat("200"))
+    player = RecordingPlayer(lambda case: {op.id: next(plays) for op in case.operations})
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500", shrink=False)
+    assert made.report is not None
+    assert made.report.verdict == "reproduced"
+    assert (made.findings[0].rate.failed, made.findings[0].rate.plays) == (2, 3)
+    assert player.plays <= 3 + 1 + 3  # seen and confirmed, looked at, with random texts
 
 
 def test_in_a_row_each_waits_for_all_before_it() -> None:
