@@ -71,10 +71,11 @@ EARLIER, MAX_REPLAY = 200, 16 << 20
 CLIENT_DIR: Final = "client"
 RUN_FILE: Final = "client.json"
 NO_FILE: Final = Path()
-ASSERTED: Final = "device-side assert"
+TRIED: Final = re.compile(r"device-side assert|v1/worker/gpu/")
+"""What a report says of a GPU, and a CPU may show as well: an index that is out of range, which is
+an exception there; code of vLLM's second model runner, which asks for Triton."""
 SEVERAL_GPUS: Final = re.compile(r"NCCL|NVLink", re.IGNORECASE)
 """In what a report says of its hardware."""
-"""What a GPU says of an index that is out of range: a CPU raises an exception there."""
 
 # ---------------------------------------------------------------------------------- what is asked
 
@@ -354,7 +355,7 @@ class Reproducing(Replaying):
         """All of it, to the verdict."""
         assert self._files is not None
         claim = self.facts.claim
-        if claim.hardware and ASSERTED not in claim.hardware:
+        if claim.hardware and not TRIED.search(claim.hardware):
             why = f"not testable here: the report has {claim.hardware!r}, which needs a GPU"
             self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
             return

@@ -192,6 +192,17 @@ def test_a_report_that_only_a_gpu_can_show_starts_nothing(tmp_path: Path) -> Non
     assert (made.report.verdict, made.exit_code) == ("needs-hardware", 3)
 
 
+def test_a_report_of_code_that_runs_on_a_gpu_is_tried_and_not_called_sound(tmp_path: Path) -> None:
+    report = tmp_path / "ISSUE.md"
+    report.write_text("OverflowError in vllm/v1/worker/gpu/states.py: it dies.")
+    player = RecordingPlayer(engine("200"))
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", file=report)
+    assert player.plays >= 1
+    assert made.report is not None
+    assert made.report.verdict == "needs-hardware"
+    assert "worker/gpu/states.py" in made.report.said
+
+
 def test_a_request_body_is_read_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "body.json").write_text(json.dumps(BODY))
     player = RecordingPlayer(engine("500"))
