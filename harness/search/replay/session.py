@@ -285,7 +285,9 @@ class Rounds:
         if self._start.seen is not None:  # what is left is confirmed in any case
             repeat, give_up = min(repeat, LED), LET_GO
         return any(
-            not decided(failed, plays, repeat, give_up=give_up) for failed, plays in counts.values()
+            not (self._start.brief and failed >= repeat)
+            and not decided(failed, plays, repeat, give_up=give_up)
+            for failed, plays in counts.values()
         )
 
     def _answered(self, case: Case, first: Observation) -> None:
