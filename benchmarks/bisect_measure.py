@@ -1,12 +1,13 @@
 """Whether ``bisect --measure`` finds the release in which minivllm became slower, among eight.
 
-Usage:  python benchmarks/bisect_measure.py [--share 0.05] [--metric tpot] [--rounds 7] [--out DIR]
+    python benchmarks/bisect_measure.py [--share 0.05] [--rounds 7] [--first 1]
 
 minivllm has one release. Eight are made of it here: from the planted one on, each step of the
-engine takes longer by the share, by a ``sitecustomize`` in the server's environment. All else is
-the real thing: the policy, ``mmrepro upgrade --only METRIC`` for each probe, real servers. Each
-round plants another release. Prints a line a round, and how many were right, left open and wrong.
-The machine should be quiet: two cores for the two servers of a block.
+engine takes longer by the share (``planted/upgrade_server.py``). All else is the real thing: the
+policy, ``mmrepro upgrade --only METRIC`` for each probe, real servers. Each round plants another
+release. Prints a line a round, and how many were right, left open and wrong. The machine should be
+quiet: two cores for the two servers of a block. ``--traffic`` may be that of ``upgrade.py``, which
+is light.
 """
 
 from __future__ import annotations
@@ -30,38 +31,11 @@ from mmrepro.failure.documents.ledger import Cell
 from mmrepro.failure.documents.searches import Bisection, Point
 from mmrepro.reports.bisection import KIND
 from mmrepro.reports.documents import keep
-from mmrepro.runs.options import StartMode
 from mmrepro.search.upgrade.bisected import BisectingMetric, ByComparison, traffic
 from mmrepro.search.upgrade.options import UpgradeCommand
 
 RELEASES = [f"0.1.{number}" for number in range(8)]
-PLANTED = """\
-import builtins, os, sys, time
-
-share = float(os.environ["MINIVLLM_SLOWER"])
-real = builtins.__import__
-
-
-def imported(*given, **more):
-    made = real(*given, **more)
-    module = sys.modules.get("minivllm.engine")
-    if hasattr(module, "Engine"):
-        builtins.__import__ = real
-        plain = module.Engine.step
-
-        def step(self):
-            began = time.perf_counter()
-            try:
-                return plain(self)
-            finally:
-                time.sleep((time.perf_counter() - began) * share)
-
-        module.Engine.step = step
-    return made
-
-
-builtins.__import__ = imported
-"""
+PLUGIN = Path(__file__).absolute().parent / "planted" / "upgrade_server.py"
 
 
 @dataclass
@@ -70,13 +44,14 @@ class Planted(ByComparison):
 
     first: int = 0
     share: float = 0.0
-    place: str = ""
 
     def command(self, cell: Cell, options: TrialOptions) -> UpgradeCommand:
         slow = RELEASES.index(cell.release) >= self.first
-        env = (f"PYTHONPATH={self.place}", f"MINIVLLM_SLOWER={self.share}")
-        made = super().command(cell, options)
-        return replace(made, old="0.1", new="0.1", new_env=env if slow else ())
+        made = replace(super().command(cell, options), old="0.1", new="0.1")
+        if not slow:
+            return made
+        env = ("PLANT=slower", f"DELAY={self.share}")
+        return replace(made, new_server_words=f"--plugin {PLUGIN}", new_env=env)
 
 
 class NothingToBuild:
@@ -111,18 +86,18 @@ class NothingToBuild:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--share", type=float, default=0.05)
-    parser.add_argument("--metric", default="tpot")
+    parser.add_argument("--metric", default="itl-saturated")
     parser.add_argument("--traffic", default="chat")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--first", type=int, default=1, help="the release planted first, 1 to 7")
     parser.add_argument("--out", type=Path, default=Path("bisect-measure"))
     asked = parser.parse_args()
     os.environ.pop("MMREPRO_START_MODE", None)
     out: Path = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    (out / "sitecustomize.py").write_text(PLANTED)
     told: Counter[str] = Counter()
     for number in range(asked.rounds):
-        first, began = 1 + number % 7, time.monotonic()
+        first, began = 1 + (asked.first - 1 + number) % 7, time.monotonic()
         made = bisected(out, number, first, asked)
         side = made.introduced
         assert side is not None
@@ -151,9 +126,8 @@ def bisected(out: Path, number: int, first: int, asked: argparse.Namespace) -> B
     points = [Point(name=one, release=one) for one in RELEASES]
     field = field_of(what.scenario, options, points)
     policy = BisectingMetric(what, options, field, write=lambda made, at: keep(KIND, made, at))
-    policy.making = Planted(**vars(policy.making), first=first, share=asked.share, place=str(out))
-    # Cold: a warm process would not have the planted module.
-    trials = Trials(TrialOptions(start_mode=StartMode.COLD, making=policy.making))
+    policy.making = Planted(**vars(policy.making), first=first, share=asked.share)
+    trials = Trials(TrialOptions(making=policy.making))
     return Campaign(policy, LocalPlaces(trials, NothingToBuild(), 1)).execute()
 
 

@@ -1,18 +1,21 @@
 """How often is a slower engine found, and how often is one found that is none?
 
-    python benchmarks/upgrade.py [--out FOLDER] [--same 60] [--slower 20] [--budget 5m] [--seed N]
+    python benchmarks/upgrade.py [--nothing 60] [--slower 5 2] [--runs 20] [--budget 5m] [--out DIR]
 
 ``mmrepro upgrade`` on minivllm, in turn: against itself; against itself with each token delayed by
-5 %, and by 2 % (``planted/upgrade_server.py``). ``results.jsonl`` in ``--out`` has a line for each
-comparison; what is there is not run again. The table says in how many nothing was found (exit 0), a
-difference that matters (1), or nothing could be told (3), and the median interval of the time
-between tokens. It needs two quiet cores. Takes about half a minute a comparison.
+5 %, and by 2 % (``planted/upgrade_server.py``), each so many times. ``results.jsonl`` in ``--out``
+has a line for each comparison as soon as it ends; what is there is not run again. The table says in
+how many nothing was found (exit 0), a difference that matters (1), or nothing could be told (3),
+and the median interval of the time between tokens at saturation. A comparison needs two quiet
+cores: several can run side by side, each under ``taskset`` and with an ``--out`` of its own.
+``--raw`` keeps the times of single requests beside the results, to compare estimators.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -25,7 +28,26 @@ from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 
 PLUGIN = Path(__file__).absolute().parent / "planted" / "upgrade_server.py"
-METRICS = ("ttft", "itl", "tpot", "latency", "throughput")
+METRICS = ("ttft", "itl", "tpot", "latency", "throughput", "itl-saturated", "latency-saturated")
+TOKENS = "itl-saturated"
+KEPT = """\
+import os, pickle
+from mmrepro.cli import main
+from mmrepro.runs.play import measuring
+
+plain = measuring.note_changes
+
+
+def note_changes(made, old, new):
+    plain(made, old, new)
+    with open(os.environ["RAW_TIMES"], "ab") as file:
+        pickle.dump((made, old, new), file)
+
+
+measuring.note_changes = note_changes
+main()
+"""
+"""Of ``--raw``: mmrepro, with the samples of each block written down."""
 
 
 def traffic(folder: Path, requests: int = 24) -> Path:
@@ -51,18 +73,21 @@ def traffic(folder: Path, requests: int = 24) -> Path:
     return write_case(Case(server=server, operations=operations), folder)
 
 
-def compared(delay: float, seed: int, case: Path, folder: Path, budget: str) -> dict:
+def compared(delay: float, seed: int, case: Path, asked: argparse.Namespace) -> dict:
     """A comparison against a side whose tokens take longer by that share; 0: the same."""
+    folder = asked.out / f"{delay:.2f}-{seed}"
+    program = ["-c", KEPT] if asked.raw else ["-m", "mmrepro"]
     command = [
-        *(sys.executable, "-m", "mmrepro", "upgrade", "0.1", "0.1"),
+        *(sys.executable, *program, "upgrade", "0.1", "0.1", "--device", asked.device),
         *("--engine", "minivllm", "--traffic", str(case), "--seed", str(seed)),
-        *("--budget", budget, "--out", str(folder), "--yes"),
+        *("--budget", asked.budget, "--out", str(folder), "--yes"),
     ]
     if delay:
         command += ["--new-server", f"--plugin {PLUGIN}"]
         command += ["--new-env", "PLANT=slower", "--new-env", f"DELAY={delay}"]
+    env = {**os.environ, "RAW_TIMES": str(asked.out / f"{delay:.2f}-{seed}.pickle")}
     began = time.monotonic()
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     file = folder / "upgrade.json"
     if not file.is_file():
         raise SystemExit(f"{ended.stdout[-2000:]}{ended.stderr[-3000:]}")
@@ -94,7 +119,7 @@ def table(results: list[dict]) -> Iterator[str]:
         exits = [sum(one["exit"] == code for one in some) for code in (0, 1, 3)]
         blocks = statistics.median(one["blocks"] for one in some)
         seconds = statistics.median(one["seconds"] for one in some)
-        ends = [one["found"]["itl"][2] for one in some if "itl" in one["found"]]
+        ends = [one["found"][TOKENS][2] for one in some if TOKENS in one["found"]]
         span = [statistics.median(end[side] for end in ends) for side in (0, 1)] if ends else []
         words = f"{span[0]:+.1%} to {span[1]:+.1%}" if span else ""
         counts = "".join(f"{count:8}" for count in exits)
@@ -104,27 +129,29 @@ def table(results: list[dict]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("upgrade-benchmark"))
-    parser.add_argument("--same", type=int, default=60)
-    parser.add_argument("--slower", type=int, default=20)
+    parser.add_argument("--nothing", type=int, default=60, metavar="N")
+    parser.add_argument("--slower", type=float, nargs="*", default=[5, 2], metavar="PERCENT")
+    parser.add_argument("--runs", type=int, default=20, help="of each of --slower")
     parser.add_argument("--budget", default="5m")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first of each kind")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--raw", action="store_true")
     asked = parser.parse_args()
     case = traffic(asked.out / "traffic")
     file = asked.out / "results.jsonl"
     results = [json.loads(line) for line in file.open()] if file.is_file() else []
     made = {(one["delay"], one["seed"]) for one in results}
-    wanted = [(0.0, asked.seed + n) for n in range(asked.same)]
-    wanted += [(delay, asked.seed + n) for n in range(asked.slower) for delay in (0.05, 0.02)]
+    wanted = [(0.0, asked.seed + n) for n in range(asked.nothing)]
+    wanted += [(slow / 100, asked.seed + n) for n in range(asked.runs) for slow in asked.slower]
     for delay, seed in sorted(wanted, key=lambda one: one[1]):
         if (delay, seed) in made:
             continue
-        folder = asked.out / f"{delay:.2f}-{seed}"
-        one = compared(delay, seed, case, folder, asked.budget)
+        one = compared(delay, seed, case, asked)
         with file.open("a") as lines:
             lines.write(json.dumps(one) + "\n")
         results.append(one)
         said = {
-            name: one["found"][name][3] for name in ("itl", "throughput") if name in one["found"]
+            name: one["found"][name][3] for name in (TOKENS, "throughput") if name in one["found"]
         }
         print(f"{delay:.0%} {seed}: exit {one['exit']}, {one['blocks']} blocks, {said}", flush=True)
     print("\n".join(table(results)))

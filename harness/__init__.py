@@ -5,7 +5,7 @@ from typing import Any
 __version__ = "0.2.0"
 
 
-_API = ("diagnose", "judge", "load", "logs", "replay", "run")
+_API = ("diagnose", "judge", "load", "logs", "replay", "run", "upgrade")
 
 
 def __getattr__(function: str) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents.cause import LogReading
     from mmrepro.failure.documents.diagnosis import Diagnosis
     from mmrepro.failure.documents.replay import Replay
+    from mmrepro.failure.documents.upgrade import Upgrade
     from mmrepro.runs.judge import Rejudged
     from mmrepro.traffic.evidence import Event
 
-__all__ = ["diagnose", "judge", "load", "logs", "replay", "run"]
+__all__ = ["diagnose", "judge", "load", "logs", "replay", "run", "upgrade"]
 C = TypeVar("C", bound=Command)
 
 
@@ -168,9 +170,50 @@ def replay(
         return Campaign(policy, where.places(lambda _: None, TrialOptions()), [*events]).execute()
 
 
+def upgrade(
+    old: str,
+    new: str,
+    traffic: str | Path,
+    *,
+    events: Iterable[Callable[[CampaignEvent], None]] = (),
+    **options: Any,
+) -> Upgrade:
+    """Compare two releases of an engine, or two settings of one, under recorded traffic.
+
+    Args:
+        old: the release that runs.
+        new: the one that is to run; the same with ``new_server_words="--max-num-seqs 64"``.
+        traffic: what :func:`replay` reads, or a profile: ``chat``, ``code``, ``rag``, ``agents``.
+        events: functions that get each event of the campaign.
+        options: of ``mmrepro upgrade``: ``engine``, ``budget_s``, ``worse``, ``out``, ….
+
+    Returns:
+        The comparison, with its ``differences``, and in ``matter`` those that matter.
+
+    Raises:
+        MmreproError: the traffic cannot be read, or the engine could not be had.
+    """
+    from mmrepro.campaign.campaign import Campaign
+    from mmrepro.campaign.cluster.where import placed
+    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.reports.documents import keep
+    from mmrepro.reports.upgrade import KIND
+    from mmrepro.search.upgrade.options import UpgradeCommand
+    from mmrepro.search.upgrade.session import Upgrading, with_servers
+
+    given = {"old": old, "new": new, "traffic": Path(traffic), **options}
+    asked = _asked(UpgradeCommand, given)
+    asked = with_servers(asked, *asked.sides())
+    with placed(None if asked.ray else 1, asked.ray) as where:
+        policy = Upgrading(asked, write=partial(keep, KIND))
+        places = where.places(lambda _: None, TrialOptions(), device=asked.device)
+        return Campaign(policy, places, [*events], budget_s=asked.budget_s).execute()
+
+
 def _asked(made: type[C], given: dict[str, Any]) -> C:
     """The options of a command. Raises UsageError: one is unknown, or out of its bounds."""
-    known = {one.field: one for one in declared(made) if one.field not in ("tree", "kernels")}
+    trees = ("tree", "new_tree", "kernels")
+    known = {one.field: one for one in declared(made) if one.field not in trees}
     for name, value in given.items():
         if name not in known:
             raise UsageError(

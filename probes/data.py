@@ -298,6 +298,17 @@ class GpuData(ProbeData):
     devices: list[GpuDevice]
 
 
+class GpuCoreData(ProbeData):
+    """A core dump of a process's GPU, which CUDA wrote when it was asked to."""
+
+    kind: Literal["gpu-core"] = "gpu-core"
+    pid: int
+    file: str
+    bytes: int
+    kernels: Annotated[list[str], Field(description="that ran, as cuda-gdb names them")] = []
+    note: Annotated[str, Field(description="why cuda-gdb named none, or how to ask it")] = ""
+
+
 # ------------------------------------------------------------------ NCCL's own report
 
 
@@ -326,7 +337,7 @@ class RasData(ProbeData):
     ranks: Annotated[list[NcclRank], Field(description="all; of a text, the outliers")] = []
     launched: Annotated[
         dict[str, dict[int, int]],
-        Field(description="communicator: how many ranks have launched up to which operation"),
+        Field(description="communicator and kind: how many ranks launched up to which operation"),
     ] = {}
     lost_pids: Annotated[list[int], Field(description="processes that NCCL calls lost")] = []
     troubles: Annotated[list[str], Field(description="lines of its errors and warnings")] = []
@@ -557,6 +568,7 @@ AnyProbeData = Annotated[
     | LogsData
     | RasData
     | FlightData
+    | GpuCoreData
     | RequestDumpData,
     Field(discriminator="kind"),
 ]

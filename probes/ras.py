@@ -34,17 +34,27 @@ MAX_RANKS = 4096
 MAX_COUNT = 1 << 62
 _GREETING = re.compile(rb"SERVER PROTOCOL (\d{1,6})\s*$", re.IGNORECASE)
 _COMM = re.compile(r"^\s*#\d+-\d+ \((?P<hash>[0-9a-f]{1,16})\) (?P<what>[A-Z,]+)\s*$")
-_GROUP = re.compile(
-    r"^\s*(?P<count>\d+) ranks? (?:have|has) launched up to operation (?P<at>\d+)\s*$"
+_KIND = re.compile(
+    r"^\s*Communicator ranks have different (?P<kind>[A-Z]\w{1,30}|collective) operation counts"
 )
+_AT = r"(?:have|has) launched up to operation (?P<at>\d+)"
+_GROUP = re.compile(rf"^\s*(?P<count>\d+) ranks? {_AT}\s*$")
 _MEMBER = re.compile(
-    r"^\s*Rank (?P<rank>\d+) -- GPU \d+ managed by process (?P<pid>\d+) on node (?P<host>\S{1,64})"
+    rf"^\s*Rank (?P<rank>\d+)(?: {_AT})? -- GPU \d+ managed by process (?P<pid>\d+) on node "
+    r"(?P<host>\S{1,64})"
 )
+"""``Rank 3 -- GPU …`` below its group, and of 2.28 ``Rank 3 has launched up to operation 7 -- …``
+where it is alone."""
 _PROCESS = re.compile(r"^\s*Process (?P<pid>\d+) on node (?P<host>\S{1,64}) managing GPU")
 _TROUBLE = re.compile(
     r"^\s*(?:(?:INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR)\b|Missing |The missing |\d+ job process"
-    r"|Communicator ranks have different|Encountered )"
+    r"|Communicator ranks have different|Encountered |Rank \d+ reported )"
 )
+
+
+_MISSING = re.compile(r"^\s*Missing communicator data from \d+ rank")
+ALL = "all"
+"""The kind of operations that are counted together."""
 
 
 class NotNccl(ValueError):
@@ -67,30 +77,43 @@ class RasProbe(Probe[RasData]):
         """Raises Unavailable where no RAS service answers, TimedOut where it does not in time."""
         end = min(deadline, time.monotonic() + MOST_S)
         try:
-            with socket.create_connection(("127.0.0.1", self.port), _left(end)) as connection:
-                talk = _Talk(connection, end)
-                talk.send(f"CLIENT PROTOCOL {PROTOCOL}")
-                match = _GREETING.match(talk.line())
-                if match is None:
-                    raise NotNccl("it does not greet as NCCL does")
-                talk.send("TIMEOUT 1")
-                talk.line()
-                talk.send("SET FORMAT json")
-                as_json = talk.line().strip().upper() == b"OK"
-                talk.send("VERBOSE STATUS")
-                raw = talk.rest()
+            protocol, as_json, text = self._report(end, as_json=True)
+            sink.write("nccl-ras." + ("json" if as_json else "txt"), text)
+            try:
+                data = read_json(text) if as_json else read_text(text)
+            except (ValueError, RecursionError) as error:
+                if not as_json:
+                    raise NotNccl(f"its report cannot be read: {error}") from error
+                # NCCL 2.28.9 writes no comma before the status of a missing rank.
+                protocol, _, text = self._report(end, as_json=False)
+                sink.write("nccl-ras.txt", text)
+                try:
+                    data = read_text(text)
+                except ValueError as second:
+                    told = f"its report cannot be read: {error}; in words: {second}"
+                    raise NotNccl(told) from second
         except TimeoutError as late:
             raise TimedOut(f"no whole answer on port {self.port} in {MOST_S:g} s") from late
         except (OSError, NotNccl) as error:
             raise Unavailable(f"no RAS service of NCCL on port {self.port}: {error}") from error
-        text = raw.decode("utf-8", "replace")
-        sink.write("nccl-ras." + ("json" if as_json else "txt"), text)
-        try:
-            data = read_json(text) if as_json else read_text(text)
-        except (ValueError, RecursionError) as error:
-            raise Unavailable(f"port {self.port}: its report cannot be read: {error}") from error
-        data.protocol = int(match[1])
+        data.protocol = protocol
         return data
+
+    def _report(self, end: float, *, as_json: bool) -> tuple[int, bool, str]:
+        """The service's protocol, whether its report is JSON, and the report."""
+        with socket.create_connection(("127.0.0.1", self.port), _left(end)) as connection:
+            talk = _Talk(connection, end)
+            talk.send(f"CLIENT PROTOCOL {PROTOCOL}")
+            match = _GREETING.match(talk.line())
+            if match is None:
+                raise NotNccl("it does not greet as NCCL does")
+            talk.send("TIMEOUT 1")
+            talk.line()
+            if as_json:
+                talk.send("SET FORMAT json")
+                as_json = talk.line().strip().upper() == b"OK"
+            talk.send("VERBOSE STATUS")
+            return int(match[1]), as_json, talk.rest().decode("utf-8", "replace")
 
 
 class _Talk:
@@ -175,14 +198,18 @@ def read_text(text: str) -> RasData:
     data = RasData(form="text")
     if match := re.search(r"NCCL version (\S{1,40})", text):
         data.nccl = match[1]
-    communicator, at = "", None
+    communicator, kind, at, missing = "", ALL, None, False
     for line in text.splitlines()[:100_000]:
         if match := _COMM.match(line):
-            communicator, at = match["hash"], None
+            communicator, kind, at, missing = match["hash"], ALL, None, False
+        elif match := _KIND.match(line):
+            kind, at = ALL if match["kind"] == "collective" else match["kind"], None
         elif match := _GROUP.match(line):
-            at = min(int(match["at"]), MAX_COUNT)
-            data.launched.setdefault(communicator, {})[at] = min(int(match["count"]), MAX_RANKS)
+            at = _launched(data, communicator, kind, match["at"], int(match["count"]))
         elif match := _MEMBER.match(line):
+            own = at
+            if match["at"]:
+                own = _launched(data, communicator, kind, match["at"], 1)
             if len(data.ranks) < MAX_RANKS:
                 data.ranks.append(
                     NcclRank(
@@ -190,14 +217,26 @@ def read_text(text: str) -> RasData:
                         rank=min(int(match["rank"]), MAX_COUNT),
                         pid=min(int(match["pid"]), MAX_COUNT),
                         host=match["host"],
-                        counts={} if at is None else {"all": at},
+                        counts={} if own is None or missing else {kind: own},
+                        missing=missing,
+                        unresponsive=missing,
                     )
                 )
         elif match := _PROCESS.match(line):
             data.lost_pids.append(min(int(match["pid"]), MAX_COUNT))
+        elif _MISSING.match(line):
+            missing = True
         if _TROUBLE.match(line) and len(data.troubles) < 40:
             data.troubles.append(one_line(line.strip(), 200))
     return data
+
+
+def _launched(data: RasData, communicator: str, kind: str, at: str, count: int) -> int:
+    """Notes how many ranks have launched up to an operation of that kind; returns its number."""
+    number = min(int(at), MAX_COUNT)
+    counts = data.launched.setdefault(f"{communicator} {kind}", {})
+    counts[number] = min(counts.get(number, 0) + count, MAX_RANKS)
+    return number
 
 
 def _rank(communicator: str, one: dict[str, Any], **more: Any) -> NcclRank:

@@ -94,7 +94,7 @@ def band(grid: Grid, row: Row) -> dict[Column, str]:
 def _line(night: NightView, grid: Grid, row: Row) -> Markup:
     bands, title = band(grid, row), one_line(row.planned.title, 120)
     affected = row.planned.affected
-    facts = [f"affected {affected}" if affected else "no range declared", row.fidelity or ""]
+    facts = [f"affected {affected}" if affected else "no affected release", row.fidelity or ""]
     facts += ["GPU"] if row.planned.cell.device == "cuda" else []
     what = tag("span", f"{title} · ", cls="what") if title else ""
     small = tag("small", what, one_line(" · ".join(filter(None, facts)), 160))

@@ -69,7 +69,8 @@ def _card(incident: Incident) -> Iterator[b.Block]:
     if incident.key_stack:
         yield stack(incident.key_stack, short=True)
     if incident.verdict is not None and incident.scenario.affected:
-        known = f"Affected releases: {incident.scenario.affected}"
+        where = f", {incident.scenario.where} alone" if incident.scenario.where else ""
+        known = f"Affected releases: {incident.scenario.affected}{where}"
         helps = next((m for m in incident.mitigations if not m.hides and reproduced), None)
         how = ("; workaround ", b.code(helps.name), f": {helps.description}") if helps else ""
         yield b.p(known, how)

@@ -66,10 +66,15 @@ class StopTokenOov(killed.KilledByRequest):
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
     log_patterns = killed.of_the_killer(
         sent=rf"Received request .*stop_token_ids=\[{OUT}\]",
-        raised=r"index \d+ is out of bounds for dimension 1 with size \d+"
-        r"|index out of bounds. failed",
+        raised=r"index \d+ is out of bounds for dimension 1 with size \d+",
         through=r"logits\.index_put_\(self\.logits_slice",
     )
+    asserted = (
+        r"/cuda/IndexKernel\.cu:\d+: .* Assertion `-sizes\[i\] <= index && index < sizes\[i\] && "
+    )
+    """PyTorch's kernel of indexed reads and writes, index_put_ among them; not those of
+    index_select, gather, scatter and masked_scatter, which print other words."""
+    step = r"stop_token_ids=\[\d[^\]]*\], .* min_tokens=[1-9]"
     sources = (
         quote(
             "vllm/v1/sample/logits_processor/builtin.py",
@@ -292,6 +297,9 @@ class SeededChunk(killed.KilledByRequest):
 
     name = "seeded-chunk"
     release, affected = "0.32.0", ">=0.14.0"
+    devices = ("cpu",)
+    """``set_offset`` and ``get_offset`` of a generator of CUDA are there (torch/_C; aten/src/ATen/
+    cuda/CUDAGeneratorImpl.cpp); a run of 0.23.0 on an H200 answered."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("seed",)
     upstream = Upstream(UpstreamState.NOT_REPORTED, looked_up="2026-11-24")

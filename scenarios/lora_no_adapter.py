@@ -80,6 +80,8 @@ class LoraNoAdapter(Scenario):
     """
 
     name, release, affected = "lora-no-adapter", "0.32.0", ">=0.11.0,<0.33.0"
+    devices = ("cpu",)
+    """A GPU's kernels return where the index is -1 (vllm/lora/ops/triton_ops/lora_expand_op.py)."""
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
     upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-26", "0.33.0")
     model = TINY["qwen3-text"]

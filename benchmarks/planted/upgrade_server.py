@@ -14,8 +14,8 @@ from typing import Any
 LEAK_BYTES = 2 << 20
 """That each request leaves behind."""
 _KEPT: list[bytearray] = []
-LONGEST_STEP_S = 0.05
-"""What takes longer was idle before."""
+IDLE_S = 0.01
+"""Between two steps: the engine had nothing to do."""
 _last = [0.0]
 
 
@@ -48,14 +48,15 @@ def plug(config: Any) -> Any:
         return made(self, *args)
 
     def slower(made: Any, self: Any) -> Any:
-        """Each step takes longer by a share (DELAY) of the time since the last one ended."""
+        """Each step takes longer by a share (DELAY) of the time since the last one ended, or of
+        its own after the engine was idle."""
+        began = time.perf_counter()
         found = made(self)
         now = time.perf_counter()
-        took = now - _last[0]
-        if took < LONGEST_STEP_S:
-            end = now + float(os.environ["DELAY"]) * took
-            while time.perf_counter() < end:
-                pass
+        took = now - (_last[0] if began - _last[0] < IDLE_S else began)
+        end = now + float(os.environ["DELAY"]) * took
+        while time.perf_counter() < end:
+            pass
         _last[0] = time.perf_counter()
         return found
 

@@ -180,6 +180,14 @@ class Fidelity(StrEnum):
     LIVE = "live"
 
     @property
+    def device(self) -> str:
+        """What the engine's own server ran on, cpu or cuda; "": this word leaves it open."""
+        if self in (Fidelity.GPU, Fidelity.GPU_STAND_IN):
+            return "cuda"
+        open_to_both = (Fidelity.IN_PROCESS, Fidelity.TEACHING_ENGINE, Fidelity.LIVE)
+        return "" if self in open_to_both else "cpu"
+
+    @property
     def words(self) -> str:
         """What it means."""
         return _FIDELITIES[self]

@@ -12,21 +12,26 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.records import Moment, Record
 from mmrepro.campaign.schedule import Estimates, Group, Next, Schedule
 from mmrepro.campaign.trial import Children, Trials
+from mmrepro.engines import spec_for
 from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned, Role
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
-from mmrepro.runs.play.players import Players
+from mmrepro.runs.play.players import Players, Servers
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import Case, ServerWanted
 
 if TYPE_CHECKING:
     from mmrepro.campaign.provisions import Provisions
 
 INCIDENTS = "incidents"
+T = TypeVar("T")
 
 
 class Began(NamedTuple):
@@ -149,6 +154,72 @@ class WithoutEnvironment:
 
     def expect(self, here: Here) -> None:
         return
+
+
+@dataclass(frozen=True)
+class OnServers:
+    """An order that starts servers of its own, whose environments are built when they are wanted.
+
+    Attributes:
+        id: names what is done within the campaign.
+        what: the same for people.
+        servers: how those of the campaign are started.
+        place: folder for its files, below the campaign's.
+        images: of its case, on another machine.
+    """
+
+    id: str
+    what: str
+    servers: Servers
+    place: str = ""
+    images: dict[str, bytes] | None = field(default=None, kw_only=True)
+
+    @property
+    def wanted(self) -> ServerWanted:
+        return self.servers.wanted
+
+    @property
+    def began(self) -> Began:
+        return Began(self.id, 1, what=self.what)
+
+    @property
+    def name(self) -> str:
+        return f"{self.wanted.engine} {self.wanted.release}"
+
+    @property
+    def device(self) -> str:
+        return self.environment.device
+
+    @property
+    def environment(self) -> EnvironmentSpec:
+        return spec_for(self.wanted.engine, self.wanted.release, self.servers.device)
+
+    @property
+    def campaign(self) -> str:
+        return self.wanted.engine
+
+    def expect(self, here: Here) -> None:
+        return
+
+    def folder(self, began: Began) -> Path:
+        return Path(self.place)
+
+    def contents_at(self, root: Path, case: Case, contents: Path | None) -> Path | None:
+        """Where the case's images are: those that were taken along are written below ``root``."""
+        if self.images is None:
+            return contents
+        return write_case(case, root / "case", self.images).parent
+
+    @staticmethod
+    def attempted(folder: Path, work: Callable[[], T]) -> tuple[T, str]:
+        """What ``work`` comes to, for which ``folder`` is emptied; and why the first attempt, if
+        there was another, told nothing of the engine. Raises as the second one does."""
+        shutil.rmtree(folder, ignore_errors=True)  # killed in the middle
+        try:
+            return work(), ""
+        except InfrastructureError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            return work(), error.message
 
 
 @dataclass(frozen=True)

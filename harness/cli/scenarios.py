@@ -92,7 +92,7 @@ def list_scenarios(asked: ListCommand) -> None:
         else:
             variants = ", ".join(v.variant for v in one.variants)
             title = f"{one.title} ({variants})" if variants else one.title
-            rows.append((one.name, one.engine, one.affected_range, one.release, title))
+            rows.append((one.name, one.engine, one.affected_where, one.release, title))
     _print_rows(rows)
 
 
@@ -167,6 +167,7 @@ def _row(row: Standing) -> tuple[Inline, ...]:
 
     name = f"{row.scenario} ({row.variant})" if row.variant else row.scenario
     state = "still unfixed" if row.alive else row.outcome.replace("-", " ")
+    state += f" {row.where}" if row.alive and row.where else ""
     if row.reproduced and row.reproduced < row.runs:
         state += f" ({row.reproduced} of {row.runs} runs)"
     last = ""
@@ -286,7 +287,7 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
             Paragraph(prose(loaded.summary)),
             Paragraph(prose(f"Why: {loaded.explanation}")),
             Paragraph(
-                f"Affected: {loaded.engine} {loaded.affected_range}; run by default at "
+                f"Affected: {loaded.engine} {loaded.affected_where}; run by default at "
                 f"{loaded.release}; upstream: {upstream.words}{where}{when}"
             ),
             *(Paragraph(prose(f"Workaround {text}")) for text in helps),

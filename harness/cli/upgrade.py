@@ -28,22 +28,17 @@ def upgrade(asked: UpgradeCommand) -> None:
     from mmrepro.engines import spec_for
     from mmrepro.reports.documents import keep
     from mmrepro.reports.upgrade import KIND
-    from mmrepro.search.replay.known import server_wanted
-    from mmrepro.search.upgrade.session import Upgrading
+    from mmrepro.search.upgrade.session import Upgrading, with_servers
 
     old, new = asked.sides()
     before, after = (
         released(replace(asked, release=release, tree=tree), asked.engine)
         for release, tree in ((old, asked.tree), (new, asked.new_tree))
     )
-    named = {"engine": asked.engine} if asked.engine else {}
-    wanted = partial(server_wanted, asked.traffic, asked.resume)
-    first = wanted(named | asked.asked | {"release": before.release})
-    second = wanted(named | asked.asked_new | {"release": after.release})
-    asked = replace(asked, server=first, new_server=second)
+    asked = with_servers(asked, before.release, after.release)
     if not (asked.ray or asked.resume):
-        for release in dict.fromkeys((first.release, second.release)):
-            announce(spec_for(first.engine, release, asked.device), yes=asked.yes)
+        for release in dict.fromkeys((asked.server.release, asked.new_server.release)):
+            announce(spec_for(asked.server.engine, release, asked.device), yes=asked.yes)
     made = carry_out(
         Upgrading(asked, write=partial(keep, KIND)),
         KIND,

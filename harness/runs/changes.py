@@ -28,6 +28,11 @@ FEWEST = 3
 """Blocks without which no interval is given."""
 DECIDING_SHARE = 0.8
 """Of the error, for the metrics that decide when to stop."""
+TIMES: Final = (
+    *("ttft", "itl", "tpot", "latency", "throughput"),
+    *("itl-saturated", "tpot-saturated", "latency-saturated"),
+)
+"""Metrics that ``--worse 5%`` is of."""
 BUSY = 0.7
 """Of one core: a client that computes for longer may itself be what is measured."""
 
@@ -43,6 +48,7 @@ class Metric:
         verbs: of a change to the worse and to the better.
         threshold: a change to the worse that matters, 0.03 is 3 %.
         decides: the comparison goes on until it is settled; else what is too noisy is only noted.
+            At saturation no core sleeps between requests, and a block scatters by half as much.
         points: the change is a difference, in points of 0.01, and no ratio: it may be of 0.
     """
 
@@ -55,6 +61,10 @@ class Metric:
     decides: bool = False
     area: Area = Area.SPEED
     points: bool = False
+
+    @property
+    def saturated(self) -> bool:
+        return self.name == "throughput" or self.name.endswith("-saturated")
 
     def change(self, old: float, new: float) -> float | None:
         """From ``old`` to ``new``; None: there is none."""
@@ -76,21 +86,23 @@ METRICS: Final = {
     one.name: one
     for one in (
         Metric("ttft", "TTFT, median", "s", threshold=0.1, decides=True),
-        Metric("itl", "inter-token latency, median", "s", threshold=0.03, decides=True),
-        Metric("tpot", "TPOT, median", "s", threshold=0.03, decides=True),
-        Metric("latency", "latency, median", "s", threshold=0.05, decides=True),
+        Metric("itl", "inter-token latency, median", "s", threshold=0.03),
+        Metric("tpot", "TPOT, median", "s", threshold=0.03),
+        Metric("latency", "latency, median", "s"),
         Metric(
-            *("throughput", "throughput at saturation", "tokens/s", "lower"),
-            verbs=_LESS_MORE,
-            threshold=0.05,
+            *("throughput", "throughput at saturation", "tokens/s", "lower", _LESS_MORE),
             decides=True,
         ),
         Metric("ttft-p90", "TTFT, 90th percentile", "s", threshold=0.15),
         Metric("latency-p90", "latency, 90th percentile", "s", threshold=0.15),
         Metric("itl-p99", "inter-token latency, 99th percentile", "s", threshold=0.25),
-        Metric("tpot-saturated", "TPOT at saturation, median", "s", threshold=0.05),
-        Metric("latency-saturated", "latency at saturation, median", "s", threshold=0.05),
-        Metric("itl-saturated", "inter-token latency at saturation, median", "s"),
+        Metric("tpot-saturated", "TPOT at saturation, median", "s", threshold=0.04),
+        Metric("latency-saturated", "latency at saturation, median", "s", decides=True),
+        Metric(
+            *("itl-saturated", "inter-token latency at saturation, median", "s"),
+            threshold=0.04,
+            decides=True,
+        ),
         Metric("start", "start-up time", "s", threshold=0.25),
         Metric(
             *("kv-cache", "KV cache size", "tokens", "lower", _LESS_MORE, 0.02),
@@ -137,8 +149,7 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
                 f"--worse {word}: there is no metric {name!r}.{guess}",
                 hint=f"one of {', '.join(METRICS)}",
             )
-        given = [name] if sign else [n for n, m in METRICS.items() if m.decides]
-        made |= dict.fromkeys(given, value)
+        made |= dict.fromkeys([name] if sign else TIMES, value)
     return made
 
 
@@ -252,6 +263,8 @@ def _change(
 ) -> Change:
     kin = [one for one in family if one.decides == metric.decides]
     share = DECIDING_SHARE if metric.decides else 1 - DECIDING_SHARE
+    if len(kin) == len(family):
+        share = 1.0
     error = (1 - confidence) * share / len(kin) / (len(LOOKS) + 1)  # one more where time is over
     values = [block.changes[metric.name] for block in blocks]
     number = len(values)

@@ -109,8 +109,8 @@ def effect(scenario: Scenario, evidence: Evidence, facts: RunFacts, verdict: Ver
     if verdict.outcome is not Outcome.NOT_REPRODUCED:
         return Effect(None, verdict.explanation)
     upgraded = any(m.release for m in scenario.mitigations if m.name in facts.mitigations)
-    if not upgraded and not scenario.affects(facts.release):
-        return Effect(None, f"{facts.release} needs no cure: affected is {scenario.affected_range}")
+    if not upgraded and not scenario.affects(facts.release, facts.fidelity.device):
+        return Effect(None, f"{facts.release} needs no cure: affected is {scenario.affected_where}")
     remains = guarded(lambda seen: scenario.cause_remains(seen, facts), evidence)
     told = f"no symptom; the cause: {remains.observed}"
     if remains.truth is Truth.UNKNOWN:
@@ -122,7 +122,7 @@ def expectation(scenario: Scenario, facts: RunFacts) -> tuple[Outcome | None, st
     """What is expected of such a run, and why; of one with flipped factors nothing."""
     if facts.flips:  # what a factor does is to be found out
         return None, f"flipped: {', '.join(sorted(facts.flips))}; nothing is expected of that"
-    return scenario.expected(facts.release, facts.mitigations)
+    return scenario.expected_on(facts.fidelity.device, facts.release, facts.mitigations)
 
 
 def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:

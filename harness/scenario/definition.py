@@ -41,6 +41,7 @@ from mmrepro.probes.data import ProbeData, StackSample, StacksData
 from mmrepro.scenario.parts import (
     ASKS_FOR_A_CHANGE,
     NOT_LOOKED_UP,
+    ON,
     OPPOSITE,
     PROJECTS,
     STATUS,
@@ -90,6 +91,8 @@ class Scenario(ABC):
     """The release that is run by default."""
     affected: ClassVar[str]
     """The affected releases, e.g. ``>=0.11.0,<0.16.0``."""
+    devices: ClassVar[tuple[str, ...]] = tuple(ON)
+    """Where it happens: fewer than cpu and cuda where one backend's code alone has the fault."""
     references: ClassVar[tuple[Reference, ...]] = ()
     failure_class: ClassVar[FailureClass | None] = None
     """What a user sees; every scenario of mmrepro's own says so, and how bad it is."""
@@ -179,8 +182,20 @@ class Scenario(ABC):
     def affected_releases(self) -> SpecifierSet:
         return SpecifierSet(self.affected)
 
-    def affects(self, release: str) -> bool:
-        return self.affected_releases.contains(Version(release), prereleases=True)
+    def affects(self, release: str, device: str = "") -> bool:
+        """``device``: cpu or cuda; "": it is not known."""
+        affected = self.affected_releases.contains(Version(release), prereleases=True)
+        return affected and not self.spares(device)
+
+    def spares(self, device: str) -> str:
+        """Why it does not happen on ``device``; "": it may, or the device is not known."""
+        spared = device in ON and device not in self.devices
+        return f"it happens {self.where} alone, and this is {ON[device]}" if spared else ""
+
+    @property
+    def where(self) -> str:
+        """``on a CPU``; "": everywhere."""
+        return "" if {*self.devices} >= {*ON} else " or ".join(ON[one] for one in self.devices)
 
     def patches_for(self, release: str) -> tuple[Patch, ...]:
         return self.patches
@@ -288,6 +303,8 @@ class Scenario(ABC):
         """Whether a server of this release and with these options can fail so."""
         if facts.engine and facts.engine != self.engine:
             return Finding.of(False, f"the server is {facts.engine}, not {self.engine}")
+        if spared := self.spares(facts.device):
+            return Finding.of(False, spared)
         if not facts.release:
             return Finding.unknown("the release could not be found out")
         for cure in self.mitigations:
@@ -296,7 +313,7 @@ class Scenario(ABC):
                 return Finding.of(False, f"the server runs with {' '.join(cure.server_args)}")
         return Finding.of(
             self.affects(facts.release),
-            f"{self.engine} {facts.release}; affected: {self.affected_range}",
+            f"{self.engine} {facts.release}; affected: {self.affected_where}",
         )
 
     def recognises(self, failure: Failure) -> Finding:
@@ -435,6 +452,11 @@ class Scenario(ABC):
         return ", ".join(parts)
 
     @property
+    def affected_where(self) -> str:
+        """The affected releases, and the device where that is one alone."""
+        return f"{self.affected_range}, {self.where} alone" if self.where else self.affected_range
+
+    @property
     def facts(self) -> ScenarioFacts:
         return ScenarioFacts(
             name=self.name,
@@ -442,8 +464,17 @@ class Scenario(ABC):
             title=self.title,
             summary=self.summary,
             affected=self.affected_range,
+            where=self.where,
             explanation=self.explanation,
         )
+
+    def expected_on(
+        self, device: str, release: str, mitigations: frozenset[str]
+    ) -> tuple[Outcome, str]:
+        """As :meth:`expected`, of a run on ``device`` (cpu or cuda; "": it is not known)."""
+        if spared := self.spares(device):
+            return Outcome.NOT_REPRODUCED, spared
+        return self.expected(release, mitigations)
 
     def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
         """The outcome that is expected of ``release`` under ``mitigations``, and why."""
@@ -640,6 +671,8 @@ class _Judged:
     def _tested(self, claim: Claim, by: str | Many | Check | None) -> Finding:
         if claim.untested:
             return Finding.unknown(claim.untested)
+        if spared := self.scenario.spares(self.facts.fidelity.device):
+            return Finding.unknown(spared)
         project = named(claim.source).partition("#")[0]
         taught = self.facts.fidelity is Fidelity.TEACHING_ENGINE
         if taught and project in PROJECTS and project != self.scenario.engine:

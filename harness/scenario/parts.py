@@ -42,6 +42,7 @@ STATUS: Final = {
     Truth.NOT_MET: ClaimStatus.REFUTED,
     Truth.UNKNOWN: ClaimStatus.NOT_TESTED,
 }
+ON: Final = {"cpu": "on a CPU", "cuda": "on a GPU"}
 ASKS_FOR_A_CHANGE: Final = "asks_for_a_change"
 """An attribute of checks that are met only by a run with a mitigation or flip."""
 OPPOSITE: Final = {Truth.MET: Truth.NOT_MET, Truth.NOT_MET: Truth.MET}
@@ -219,12 +220,14 @@ class LiveFacts:
         engine, release: "" where they could not be found out.
         command: the server's command line, as far as it can be seen.
         deadline_s: of the one request that is sent.
+        device: cpu or cuda, where it is known.
     """
 
     engine: str = ""
     release: str = ""
     command: tuple[str, ...] = ()
     deadline_s: float = 0.0
+    device: str = ""
 
     def has(self, arguments: tuple[str, ...]) -> bool:
         """Whether the command line holds ``arguments``, one after the other."""

@@ -15,7 +15,7 @@ from mmrepro.base.machine.files import is_file
 from mmrepro.base.records import Fidelity
 from mmrepro.base.units import size
 from mmrepro.scenario.definition import Scenario
-from mmrepro.scenario.parts import Claim, Declared, LiveFacts, RunFacts, tagged
+from mmrepro.scenario.parts import ON, Claim, Declared, LiveFacts, RunFacts, tagged
 from packaging.version import Version
 
 GROUP = "mmrepro.scenarios"
@@ -139,6 +139,9 @@ def _head(scenario: Scenario) -> Iterator[tuple[str, str]]:
         if not text:
             hint = "mmrepro new SCENARIO writes one that has it"
             yield f"has no paragraph in its docstring that begins with {mark!r}", hint
+    devices = scenario.devices
+    if not (isinstance(devices, tuple) and devices and {*devices} <= {*ON}):
+        yield f"has the devices {devices!r}", 'devices = ("cpu",), or leave it out: everywhere'
     try:
         _ = scenario.affected_releases
         Version(scenario.release)

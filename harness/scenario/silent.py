@@ -41,6 +41,7 @@ class Failure:
     operations: tuple[str, ...]
     case: Case
     pictures: Mapping[str, Picture]
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ def may_show(scenario: Scenario, failure: Failure) -> Finding:
         return Finding.of(False, "more tokens came from the cache than the prompt has")
     if server.mitigation.startswith(f"{scenario.name}/"):
         return Finding.of(False, f"the server runs with {server.mitigation}")
-    return scenario.exposure(LiveFacts(server.engine, server.release, tuple(server.args)))
+    return scenario.exposure(
+        LiveFacts(server.engine, server.release, tuple(server.args), device=failure.device)
+    )
 
 
 def as_in_a_run(scenario: Scenario, facts: LiveFacts) -> list[Condition]:

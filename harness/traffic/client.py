@@ -246,9 +246,11 @@ class Traffic:
                 ) as answer,
             ):
                 record.status = answer.status_code
-                if watch is not None and record.path not in (CHAT, COMPLETIONS):
-                    kind = answer.headers.get("content-type", "")
-                    record.stream = kind.startswith("text/event-stream")
+                if watch is not None:
+                    watch.headed(answer.headers)
+                    if record.path not in (CHAT, COMPLETIONS):
+                        kind = answer.headers.get("content-type", "")
+                        record.stream = kind.startswith("text/event-stream")
                 if record.stream and answer.status_code == 200:
                     await _read_stream(answer, record, started, watch)
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class Watch:
         leave_at: the client goes away at so many pieces; 0: as soon as the request is written.
         leave_s: the same, so many seconds after it began to send.
         heard: called with the bytes of the answer, or with each line of a stream.
+        headed: called with the headers of the answer.
     """
 
     sent: Callable[[], None]
@@ -44,6 +45,7 @@ class Watch:
     leave_at: int | None = None
     leave_s: float | None = None
     heard: Callable[[bytes], None] = lambda _: None
+    headed: Callable[[Mapping[str, str]], None] = lambda _: None
 
 
 class Left(Exception):

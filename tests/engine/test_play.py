@@ -294,6 +294,14 @@ def test_a_block_measures_a_server_of_each_side(
     assert len(block.spread["latency"][0]) == 21
 
 
+def test_a_block_for_one_metric_alone(player: Player, tmp_path: Path) -> None:
+    ops = [op(f"r{n}").model_copy(update={"stream": True}) for n in range(6)]
+    wanted = Measuring(SERVER, SERVER, case(*ops), seconds=0.2, only="itl-saturated")
+    block = player.measure(wanted, tmp_path / "block")
+    assert {"itl-saturated", "throughput"} <= block.changes.keys()
+    assert not {"itl", "ttft", "latency"} & block.changes.keys()
+
+
 def test_a_side_that_does_not_start_is_said(player: Player, tmp_path: Path) -> None:
     broken = SERVER.model_copy(update={"args": ["--no-such-option"]})
     block = player.measure(Measuring(SERVER, broken, case(op("r"))), tmp_path / "block")

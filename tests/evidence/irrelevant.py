@@ -91,6 +91,7 @@ ANYWAY: dict[str, str] = {
     "GateFacts.latencies_s": "of a server that never got ready the gate is the control server's",
     "Incident.deadline_s": "more than the gate's rule asks for matters to silence alone",
     "ScenarioFacts.affected": FOR_PEOPLE,
+    "ScenarioFacts.where": FOR_PEOPLE,
     "ScenarioFacts.explanation": FOR_PEOPLE,
     "ScenarioFacts.name": "evidence may be judged by another scenario, which is asked for by name",
     "ScenarioFacts.summary": FOR_PEOPLE,
@@ -144,6 +145,7 @@ ANYWAY: dict[str, str] = {
     "LogLine.level in LogsData.last_line": "its time alone is read",
     "LogLine.level in LogsData.last_progress": "its time alone is read",
     "LogLine.level in LogsData.matches: another": "between the levels below an error",
+    "LogLine.level in LogsData.matches: none": "a line that Python prints itself has none",
     "LogLine.number in LogsData.errors": "one line further lies in the same order",
     "LogLine.number in LogsData.first_line": "one line further lies in the same order",
     "LogLine.number in LogsData.last_by_process": "one line further lies in the same order",
@@ -160,7 +162,19 @@ ANYWAY: dict[str, str] = {
     "LogLine.source in LogsData.last_by_process": "its text is shown, and its time read",
     "LogLine.source in LogsData.last_line": "its time alone is read",
     "LogLine.source in LogsData.last_progress": "its time alone is read",
+    "LogLine.source in LogsData.matches: none": "a line that Python prints itself has none",
     "LogLine.source in LogsData.matches: another": "places in the engine move between releases",
+    **{
+        f"LogLine.{name} in LogsData.{where}": why
+        for name, why in {
+            "engine": "whose form a line has; a run reads the log of one engine",
+            "pid": "made of the process's name, which is read",
+            "quoted": "a client's words, which a report leaves out",
+            "rank": "made of the process's name, which is read",
+            "when": "made of the line's time, which is read",
+        }.items()
+        for where in ("errors", "first_line", "last_by_process", "last_line", "matches")
+    },
     "LogLine.text in LogsData.errors": "an error that no pattern looks for",
     "LogLine.text in LogsData.first_line": "its time alone is read",
     "LogLine.text in LogsData.last_by_process": "it is shown, and its time read",
@@ -222,6 +236,8 @@ ANYWAY: dict[str, str] = {
     "ProbeResult.reason": FOR_PEOPLE,
     "ProbeResult.seconds: none": "of a probe that has nothing in it, how long it took",
     "ProbeResult.probe": "which kind it is, its data says",
+    "LogsData.engine": "which form the lines have; a run knows its engine",
+    "LogsData.engine_because": FOR_PEOPLE,
     "ProbeResult.status": "a reading that is not usable is unknown where it is needed",
     "ProcessUse.busiest": FOR_PEOPLE,
     "ProcessUse.cmdline": "the environment that it names is held against the run",
@@ -266,6 +282,7 @@ ANYWAY: dict[str, str] = {
     "ThreadStack.owns_gil": ANOTHER_PLACE,
     "ThreadStack.tid": "a thread is known by its functions",
     "ThreadUse.name": FOR_PEOPLE,
+    "ThreadUse.queued_pct": FOR_PEOPLE,
     "ThreadUse.state": FOR_PEOPLE,
     "ThreadUse.system_pct": FOR_PEOPLE,
     "ThreadUse.tid": FOR_PEOPLE,

@@ -80,6 +80,10 @@ def _wedge(signum, frame):
         _held.release()
     if kind == "read":
         os.read(_out, 1)
+    if kind == "kernel":
+        import torch
+        torch.cuda._sleep(150_000_000_000)
+        _on.clear()
     if kind == "exit":
         os._exit(3)
     if kind == "raise":
@@ -90,7 +94,8 @@ except ValueError:  # not the main thread
     pass
 """
 """A stand-in in every process of the server: SIGUSR2 does what a file says, and ends it again
-where that says ``go``; ``c-spin``, ``exit`` and ``raise`` do not end."""
+where that says ``go``; ``c-spin``, ``exit`` and ``raise`` do not end. ``kernel`` queues a kernel
+that takes a minute or more on the GPU, and returns."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class Case:
     fresh: bool = False
     release: str = "0.32.0"
     engine: str = "vllm"
+    device: str = "cpu"
     options: tuple[str, ...] = ("--tensor-parallel-size", "2")
     model: str = "qwen2-vl"
     wait_s: float = 1.0
@@ -223,9 +229,10 @@ def served(case: Case) -> Iterator[Server]:
 def started(case: Case) -> Iterator[Server]:
     """A server that is on its way."""
     engine = ENGINES[case.engine]
-    environment = existing(engine.environment_spec(case.release, "cpu"))
+    environment = existing(engine.environment_spec(case.release, case.device))
     if environment is None:
-        raise SystemExit(f"no environment of {case.engine} {case.release}: mmrepro env build")
+        words = f"{case.engine} {case.release} --device {case.device}"
+        raise SystemExit(f"there is no environment; next: mmrepro env create {words}")
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as temporary:
         folder = Path(temporary)
         (folder / "standin.py").write_text(WEDGE.format(folder=str(folder)))

@@ -24,6 +24,8 @@ SIGNATURES = {
     "deadline_s: 'float' = 600.0) -> 'LogReading'",
     "replay": "(file: 'str | Path', *, events: 'Iterable[Callable[[CampaignEvent], None]]' = (), "
     "**options: 'Any') -> 'Replay'",
+    "upgrade": "(old: 'str', new: 'str', traffic: 'str | Path', *, "
+    "events: 'Iterable[Callable[[CampaignEvent], None]]' = (), **options: 'Any') -> 'Upgrade'",
     "run": "(scenario: 'str | Path', *, events: 'Callable[[Event], None] | None' = None, "
     "**options: 'Any') -> 'Incident'",
 }
@@ -96,6 +98,19 @@ def test_a_dead_server_is_diagnosed(tmp_path: Path) -> None:
 def test_a_wrong_option_is_a_sentence(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         mmrepro.run("ghost-key-eviction", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"new_tree": "."}, "upgrade has no option new_tree"),
+        ({"worse": "tpott=3%"}, "there is no metric 'tpott'"),
+        ({"traffic": "chat"}, "engine"),
+    ],
+)
+def test_what_an_upgrade_cannot_do_is_a_sentence(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        mmrepro.upgrade("0.23.0", "0.24.0", **{"traffic": "night.har", **options})
 
 
 def test_what_is_not_there_is_an_error_of_mmrepro(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from mmrepro.runs.changes import (
     thresholds,
 )
 
-MEASURED = ("ttft", "itl", "tpot", "latency", "throughput", "ttft-p90", "rss", "start")
+SATURATED = ("itl-saturated", "latency-saturated")
+MEASURED = ("ttft", "itl", "tpot", "latency", "throughput", *SATURATED, "ttft-p90", "rss", "start")
 Noise = Callable[[random.Random], float]
 
 
@@ -78,18 +79,18 @@ def test_on_a_quiet_machine_no_difference_is_an_answer_after_few_blocks() -> Non
 
 
 def test_five_percent_a_token_is_found_and_two_percent_has_its_interval() -> None:
-    slower = {"itl": 0.05, "tpot": 0.05, "latency": 0.05, "throughput": -0.045}
+    slower = dict.fromkeys(("itl", "tpot", "latency", *SATURATED), 0.05) | {"throughput": -0.045}
     for seed in range(20):
         found = {x.metric.name: x for x in ended(blocks_of(slower, normal(0.012), seed))}
         assert any(found[name].matters for name in slower)
         assert not any(found[name].matters for name in found.keys() - slower.keys())
-    slightly = {"itl": 0.02, "tpot": 0.02, "latency": 0.02}
+    slightly = dict.fromkeys(("itl", "tpot", "latency", *SATURATED), 0.02)
     for seed in range(20):
         found = {x.metric.name: x for x in ended(blocks_of(slightly, normal(0.01), seed))}
-        assert any(found[name].differs for name in slightly)
+        assert not any(x.matters for x in found.values())
         for name in slightly:
             low, high = math.expm1(found[name].low), math.expm1(found[name].high)
-            assert low < 0.02 < high
+            assert low < 0.02 < high < (0.05 if name in SATURATED else 0.1)
 
 
 def test_all_intervals_hold_together_whenever_it_stops() -> None:
@@ -162,7 +163,7 @@ def test_a_statement_is_one_sentence_with_its_interval(
 def test_thresholds_are_of_all_times_or_of_one() -> None:
     plain = thresholds([])
     assert plain == {name: metric.threshold for name, metric in METRICS.items()}
-    assert thresholds(["8%"])["tpot"] == 0.08
+    assert thresholds(["8%"])["tpot"] == thresholds(["8%"])["itl-saturated"] == 0.08
     assert thresholds(["8%"])["rss"] == plain["rss"]
     assert thresholds(["8%", "tpot=2.5%", "rss=0.5"])["tpot"] == 0.025
     for wrong in ("tpott=3%", "tpot=much", "tpot=-3%", "nan", "0%"):

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.failure.signature import Truth
+from mmrepro.failure.documents import Incident
+from mmrepro.failure.signature import Truth, evaluate
+from mmrepro.probes.data import LogsData
+from mmrepro.reports import load
+from mmrepro.scenario import LiveFacts
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.chunked_mm_prefill.device_assert import claims, judged
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -63,3 +68,34 @@ def test_the_claims_of_accept(tmp_path: Path) -> None:
     assert [one["status"] for one in claims(swapped, tmp_path)] == ["refuted"] * 2
     on_a_cpu = {**RECORDED, "device": "cpu"}
     assert [one["status"] for one in claims(on_a_cpu, tmp_path)] == ["not-tested"] * 2
+
+
+# ------------------------------------------------------------------ stop-token-oov, as recorded
+
+KILLED = Path(__file__).parents[1] / "evidence/stop-token-oov-0.23.0-on-a-gpu.zip"
+LIVE = LiveFacts("vllm", "0.23.0", ("serve",), 15.0)
+
+
+def cause(incident: Incident) -> dict[str, Truth]:
+    """Of a look at the log alone: no gate, and no request of the scenario's own."""
+    seen = incident.evidence
+    seen.probes = [one for one in seen.probes if one.probe == "logs"]
+    conditions = load_scenario("stop-token-oov").live_conditions(LIVE)
+    return {one.id: one.truth for one in evaluate(conditions, seen) if one.part == "cause"}
+
+
+def test_a_look_knows_the_failed_step_without_a_log_of_requests() -> None:
+    incident = load(KILLED)
+    (data,) = (data for _, data in incident.evidence.results(LogsData))
+    assert cause(incident) == {"first-error": MET, "raised-in": MET}
+    data.matches["request-as-sent"], data.match_counts["request-as-sent"] = [], 0
+    assert cause(incident) == {"first-error": MET, "raised-in": MET}
+
+
+def test_a_dump_that_was_not_kept_says_nothing_and_none_at_all_speaks_against_it() -> None:
+    incident = load(KILLED)
+    (data,) = (data for _, data in incident.evidence.results(LogsData))
+    data.errors = [one for one in data.errors if "Dumping scheduler output" not in one.text]
+    assert cause(incident)["raised-in"] is UNKNOWN
+    data.error_count = len(data.errors)
+    assert cause(incident)["raised-in"] is NOT_MET

@@ -39,8 +39,8 @@ def of(outcome: Outcome, cause: Truth, affected: bool = True, applied: str = "")
         mitigations=[
             SimpleNamespace(name=n, release=r) for n, r in (("release", "2"), ("off", ""))
         ],
-        affects=lambda release: affected,
-        affected_range="<2",
+        affects=lambda release, device: affected,
+        affected_where="<2",
     )
     verdict = Verdict(outcome=outcome, explanation="why", conditions=[])
     facts = RunFacts("2", FACTS.fidelity, frozenset({applied} - {""}), 13.0)

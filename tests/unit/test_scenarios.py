@@ -309,6 +309,8 @@ BROKEN = {
         "abstract",
     ),
     "no range": (GOOD + "\n    Mine.affected = '<two'\n", "Invalid specifier"),
+    "no such device": (GOOD + "\n    Mine.devices = ('gpu',)\n", "has the devices .'gpu',."),
+    "a device's letters": (GOOD + "\n    Mine.devices = 'cpu'\n", "has the devices 'cpu'"),
     "a number": (GOOD + "\n    Mine.release = 0.23\n", "lacks the attribute 'release', a text"),
     "open quotes": (GOOD + "\n    Mine.server = '--x \"'\n", "No closing quotation"),
     "no condition": (GOOD + "\n    Mine.conditions = lambda *_: []\n", "has no condition"),

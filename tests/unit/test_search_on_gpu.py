@@ -21,7 +21,7 @@ from mmrepro.campaign.trial import TrialOptions
 from mmrepro.engines import spec_for
 from mmrepro.failure.documents.acceptance import Status
 from mmrepro.failure.documents.ledger import Cell
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.failure.documents.replay import FindingClass, Rate
 from mmrepro.reports.replay import write_replay
 from mmrepro.runs.play import player as players
 from mmrepro.runs.play.players import Players, Servers
@@ -196,14 +196,37 @@ def test_accept_wants_the_planted_class_confirmed_on_the_gpu(tmp_path: Path) -> 
     assert statuses(replay(hang)) == [good, bad], "its servers ran on a CPU"
     assert statuses(replay(hang), device="cpu") == [good, good]
     assert statuses(replay(host=ON_GPU)) == [bad, good]
-    unproven = hang.model_copy(update={"confirmed": False})
-    assert statuses(replay(unproven, host=ON_GPU)) == [bad, good]
     place = tmp_path / "fuzz"
     assert statuses(fuzz(found(one=hang), host=ON_GPU)) == [good, good]
     assert statuses(fuzz(found(one=hang), host=ON_GPU), ()) == [bad, good], "a healthy engine"
     assert statuses(fuzz(host=ON_GPU), ()) == [good, good]
+    assert statuses(fuzz(found(one=hang), host=ON_GPU), (*HANG, FindingClass.SERVER_ERROR)) == [
+        bad, good
+    ], "one of two"  # fmt: skip
     cut = replay(hang, state="interrupted", failure="the budget is over")
     judged = search_judge("it", HANG)(ended(tmp_path / "cut", cut))
     assert (judged.whole, judged.rows[0].seen) == (False, "the budget is over")
     nothing = Ended("cuda", 4, 3.0, 60.0, tmp_path / "no", tmp_path / "x", words="No GPU.")
     assert search_judge("it", HANG)(nothing).rows[0].seen == "No GPU."
+
+
+@pytest.mark.parametrize(
+    ("failed", "plays", "finds", "status", "seen"),
+    [
+        (1, 1, HANG, Status.NOT_TESTED, "hang, not confirmed: the budget was over (1 of 1 plays)"),
+        (1, 3, HANG, Status.FAILED, "hang, not confirmed: 1 of 3 plays"),
+        (2, 2, (), Status.NOT_TESTED, "hang, not confirmed: the budget was over (2 of 2 plays)"),
+        (1, 3, (), Status.PASSED, "hang, not confirmed: 1 of 3 plays"),
+        (1, 1, (FindingClass.SERVER_ERROR,), Status.FAILED, "hang, not confirmed: the budget was"),
+    ],
+)
+def test_accept_names_what_a_budget_left_unconfirmed(
+    failed: int, plays: int, finds: Any, status: Status, seen: str, tmp_path: Path
+) -> None:
+    rate = Rate(failed=failed, plays=plays, low=0.0, high=1.0)
+    hang = finding(finding_class=FindingClass.HANG).model_copy(
+        update={"confirmed": False, "rate": rate}
+    )
+    for made in (replay(hang, host=ON_GPU), fuzz(found(one=hang), host=ON_GPU)):
+        row = search_judge("it", finds)(ended(tmp_path / type(made).__name__, made)).rows[0]
+        assert (row.status, row.seen[: len(seen)]) == (status, seen)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +20,14 @@ from mmrepro.base.units import duration
 from mmrepro.campaign.trial import incident_in
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.acceptance import Row, Status
-from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, FindingClass, Fuzz, Replay
+from mmrepro.failure.documents.replay import (
+    FUZZ_FILE,
+    REPLAY_FILE,
+    Finding,
+    FindingClass,
+    Fuzz,
+    Replay,
+)
 from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.signature import Outcome
 from mmrepro.reproducers import reproducer_path
@@ -285,14 +292,18 @@ def search_judge(title: str, finds: Sequence[FindingClass]) -> Judge:
         if made.state != "complete":
             return broken_off(title, made.failure or ended.words)
         found = made.findings if isinstance(made, Replay) else [f.finding for f in made.found]
-        told = [f"{f.finding_class}: {f.said}" for f in found if f.confirmed] or ["nothing"]
-        classes = {f.finding_class for f in found if f.confirmed}
-        right = classes >= {*finds} if finds else not classes
+        told = [f"{f.finding_class}: {f.said}" if f.confirmed else _open(f) for f in found]
+        status = _of_classes(found, {*finds})
         names = ", ".join(made.host.gpus) or "a CPU"
         ran_there = bool(made.host.gpus) == (ended.device == "cuda")
         rows = [
-            (title, ", ".join(finds) or "nothing", "; ".join(told), right),
-            (f"{title}: where its servers ran", ended.device, names, ran_there),
+            (title, ", ".join(finds) or "nothing", "; ".join(told) or "nothing", status),
+            (
+                f"{title}: where its servers ran",
+                ended.device,
+                names,
+                Status.PASSED if ran_there else Status.FAILED,
+            ),
         ]
         return Judged(
             [
@@ -301,14 +312,36 @@ def search_judge(title: str, finds: Sequence[FindingClass]) -> Judge:
                     expected=expected,
                     source="minivllm's planted faults",
                     seen=seen,
-                    status=Status.PASSED if good else Status.FAILED,
+                    status=status,
                     seconds=ended.seconds,
                 )
-                for asked, expected, seen, good in rows
+                for asked, expected, seen, status in rows
             ]
         )
 
     return judge
+
+
+def _cut_short(finding: Finding) -> bool:
+    """Each play so far showed it, and no budget was left for as many as confirm it."""
+    return not finding.confirmed and finding.rate.failed == finding.rate.plays
+
+
+def _open(finding: Finding) -> str:
+    plays = f"{finding.rate.failed} of {finding.rate.plays} plays"
+    why = f"the budget was over ({plays})" if _cut_short(finding) else plays
+    return f"{finding.finding_class}, not confirmed: {why}"
+
+
+def _of_classes(found: Sequence[Finding], wanted: Set[FindingClass]) -> Status:
+    """Of what was found, where these are wanted; the set is empty where nothing may be found."""
+    confirmed = {f.finding_class for f in found if f.confirmed}
+    cut = {f.finding_class for f in found if _cut_short(f)}
+    if wanted:
+        passed, unsure = wanted <= confirmed, wanted <= confirmed | cut
+    else:
+        passed, unsure = not confirmed | cut, not confirmed
+    return Status.PASSED if passed else Status.NOT_TESTED if unsure else Status.FAILED
 
 
 # ------------------------------------------------------------------ documents that children print

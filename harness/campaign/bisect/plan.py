@@ -119,7 +119,7 @@ def points_of(scenario: Scenario, options: BisectCommand) -> list[Point]:
             name=one.version,
             release=one.version,
             uploaded=one.uploaded.isoformat() if one.uploaded else "",
-            declared=scenario.affects(one.version),
+            declared=scenario.affects(one.version, device),
         )
         for one in releases_of(spec)
     ]
@@ -134,6 +134,12 @@ def cell_at(point: Point, scenario: Scenario, options: BisectCommand, device: De
 
 def _default_bad(scenario: Scenario, points: list[Point], options: BisectCommand) -> int:
     """The scenario's own release; of commits the outermost. Raises UsageError."""
+    if spared := scenario.spares(device_of(options.run.device)):
+        raise UsageError(
+            f"There is no boundary to find of {scenario.name}: {spared}.",
+            hint=f"--device {scenario.devices[0]}, or --bad {scenario.release} to search all the "
+            "same",
+        )
     if points[0].commit:
         if options.find == "both":
             raise UsageError(

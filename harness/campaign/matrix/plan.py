@@ -89,12 +89,13 @@ def plan(
 
 def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:
     """The cell, and what its scenario expects of it."""
-    expected, _ = scenario.expected(cell.release, frozenset(cell.mitigations))
+    given = frozenset(cell.mitigations)
+    expected, _ = scenario.expected_on(cell.device, cell.release, given)
     return Planned(
         night=night,
         cell=cell,
         expected=expected,
-        affected=scenario.affected_range,
+        affected="" if scenario.spares(cell.device) else scenario.affected_range,
         title=scenario.title,
     )
 
@@ -167,7 +168,7 @@ class _Making:
             if name != NONE:
                 feature(scenario.engine, name)  # raises, and lists them
         for release, given in product(releases, _features(group)):
-            for mitigations in self._mitigations(group, scenario, release):
+            for mitigations in self._mitigations(group, scenario, release, on):
                 cell = Cell(
                     scenario=text,
                     variant=scenario.variant,
@@ -208,7 +209,7 @@ class _Making:
                 )
 
     def _mitigations(
-        self, group: Rows, scenario: Scenario, release: str
+        self, group: Rows, scenario: Scenario, release: str, device: str
     ) -> Iterable[tuple[str, ...]]:
         wanted = self._wanted(group)
         if NONE in wanted or EACH in wanted:
@@ -223,7 +224,7 @@ class _Making:
                 )
                 continue
             speaks = one.effective_on.contains(Version(release), prereleases=True)
-            if one.name in wanted or (scenario.affects(release) and speaks):
+            if one.name in wanted or (scenario.affects(release, device) and speaks):
                 yield (one.name,)
 
 

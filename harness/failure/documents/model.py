@@ -37,6 +37,9 @@ class ScenarioFacts(Record):
     title: str
     summary: str
     affected: Annotated[str, Field(description="version specifier of the affected releases")]
+    where: Annotated[
+        str, Field(description="the device on which alone it happens, in words; empty: everywhere")
+    ] = ""
     explanation: Annotated[str, Field(description="why it happens, in plain words")]
 
 

@@ -101,7 +101,7 @@ class SideRun(Record):
         dict[str, dict[str, list[str]]],
         Field(
             description="of each request's answer: path ('choices[].finish_reason') and the JSON "
-            "types that were there; of a stream, all pieces together; 'headers' are left out"
+            "types that were there; of a stream, all pieces together; headers likewise"
         ),
     ] = {}
     options: Annotated[

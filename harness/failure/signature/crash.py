@@ -8,6 +8,7 @@ met by the absence of evidence.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping, Sequence
 
@@ -116,7 +117,7 @@ def server_exits(evidence: Evidence) -> Finding:
     return Finding.of(True, f"the server ended by itself{after}, exit code {code}")
 
 
-def first_error(logs: Logs, role: str, wanted: str) -> Finding:
+def first_error(logs: Logs, role: str, wanted: str, asserted: str | None = None) -> Finding:
     """The first exception of ``role``'s own process matches pattern ``wanted``; others echo it.
 
     A dying engine fills its log: the same traceback again when the process ends, and the API
@@ -126,8 +127,13 @@ def first_error(logs: Logs, role: str, wanted: str) -> Finding:
 
     Of a device-side assert the exception says nothing but that there was one. Then what the device
     printed first, before it, has to match; it goes to stderr past Python, so no process is named.
+
+    Args:
+        wanted: "": no exception's own words are this one.
+        asserted: expression of what the device prints, "": none is this one; None: pattern
+            ``wanted`` has its words as well.
     """
-    lines, matching = logs.lines("exception"), logs.lines(wanted)
+    lines, matching = logs.lines("exception"), logs.lines(wanted) if wanted else []
     printed = log_lines(logs.evidence, "device-assert")
     if not lines:
         return _without_exception("the log holds no exception", printed)
@@ -149,6 +155,8 @@ def first_error(logs: Logs, role: str, wanted: str) -> Finding:
         if not before:
             return Finding.unknown(f"{text}; the log does not show which assertion it was")
         first, text = before[0], f"{text}; the device: {_shown(before[0], 240)}"
+        if asserted is not None:
+            return Finding.of(bool(asserted and re.search(asserted, first.text)), text)
     return Finding.of(first.number in {line.number for line in matching}, text)
 
 

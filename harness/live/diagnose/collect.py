@@ -26,6 +26,7 @@ from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.flight import FlightProbe
 from mmrepro.probes.gpu import GpuProbe
+from mmrepro.probes.gpu_core import ENABLE, GpuCoreProbe, pipe_of
 from mmrepro.probes.http import HttpProbe, InferenceProbe, fetch, field_of, first_model
 from mmrepro.probes.log_files import recent
 from mmrepro.probes.log_lines import Life
@@ -70,6 +71,8 @@ MAX_SAMPLED = 6
 MAX_RANKS = 16
 RANK_SAMPLES = 3
 """Of each worker beside the core, in each round."""
+GPU_CORE_S = 60.0
+"""For a core dump of a GPU and its reading."""
 RANK_S = 0.25
 """More time for a round of stacks, for each of them."""
 TOKENS = 8
@@ -230,6 +233,28 @@ class Collector:
                 min_samples=1,
             )
             self._all(self._start(probe, seconds=EVIDENCE_S, label="stacks-more"))
+
+    def gpu_cores(self) -> None:
+        """A core dump of the GPU of each process that runs the model and was started for it."""
+        facts = self.target.facts
+        beside = workers(facts)
+        pipes = {
+            p.pid: pipe
+            for p in (beside or facts.cores or facts.processes[:1])
+            if (pipe := pipe_of(p.pid, p.inner_pid or 0, discover.inside)) is not None
+        }
+        if not pipes:
+            self.target.unseen.append(
+                "a core dump of the GPU: no process has CUDA's pipe for it; "
+                f"start the server with {ENABLE}=1"
+            )
+        self._end = max(self._end, time.monotonic() + GPU_CORE_S)
+        self._all(
+            *(
+                self._start(GpuCoreProbe(pid, pipe), seconds=GPU_CORE_S, label=f"gpu-core-{pid}")
+                for pid, pipe in pipes.items()
+            )
+        )
 
     def effect(self) -> Effect:
         """What this look did, as measured: CPU of this process and of its ended children."""

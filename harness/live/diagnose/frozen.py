@@ -10,7 +10,7 @@ from mmrepro.failure.documents.diagnosis import Assessment, RankLook, ServerStat
 from mmrepro.live.diagnose import ranks
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
-from mmrepro.probes.data import SyscallsData
+from mmrepro.probes.data import GpuData, SyscallsData
 
 MORE_STACKS = "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
 KEEP = ranks.KEEP
@@ -93,6 +93,25 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
     spins = hot or (bool(view.core_hot) and course.active == course.samples)
     call = view.waits(pid).get(course.tid or 0, "")
     common: dict[str, Any] = {"why": why, "process": role, **_stack(course)}
+    why += ranks.dumped(view)
+    kernel = ranks.on_gpu(view).get(pid or 0, "")
+    device = ranks.waits_for_device(view, course) or (course.place if kernel else "")
+    if device:
+        return Assessment(
+            state=ServerState.KERNEL_STUCK,
+            sentence=f"{role} waits for its device in {device}: {kernel or 'a kernel'} does not "
+            "end.",
+            advice=[KEEP, ranks.XID],
+            **common,
+        )
+    if spins and not course.with_gil and (busy := _gpu_alone(view, pid)):
+        return Assessment(
+            state=ServerState.KERNEL_STUCK,
+            sentence=f"{role} waits in a native call made by {course.place}, while {busy}, which "
+            "nothing else uses, is at 100 %: a kernel does not end.",
+            advice=[KEEP, ranks.XID, MORE_STACKS.format(pid=pid)],
+            **common,
+        )
     if spins and course.with_gil * 2 >= course.samples:
         return Assessment(
             state=ServerState.FROZEN_PYTHON,
@@ -127,6 +146,18 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
         advice=[KEEP, *([] if keeper else ["who holds it could not be seen in the locals"])],
         **common,
     )
+
+
+def _gpu_alone(view: View, pid: int | None) -> str:
+    """The GPU that only this server uses and that was at 100 % in each of several readings."""
+    ours = {p.pid for p in view.facts.processes}
+    for _, data in view.evidence.results(GpuData, "check"):
+        for device in data.devices:
+            users = {p.pid for p in device.processes if not p.graphics}
+            full = len(device.utilization_pct) > 1 and min(device.utilization_pct) == 100
+            if full and pid in users and users <= ours:
+                return f"GPU {device.index}"
+    return ""
 
 
 def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
@@ -324,7 +355,7 @@ def _stack(course: Course | None) -> dict[str, Any]:
         return {}
     return {
         "thread": course.name,
-        "frames": course.frames,
+        "frames": [f for f in course.frames if not f.function.startswith("0x")],
         "seen": course.samples,
         "samples": course.samples + course.torn,
     }

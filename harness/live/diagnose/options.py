@@ -120,6 +120,11 @@ class DiagnoseCommand(LiveCommand):
     native: bool = option(
         False, "C frames as well: pauses the server for each sample.", group=EVIDENCE
     )
+    gpu_core: bool = option(
+        False,
+        "Where it hangs, CUDA's core dump of its GPU, if it was started for that. Ends it.",
+        group=EVIDENCE,
+    )
     scenarios: tuple[str, ...] = option(
         (),
         "Try this one besides the known ones: a name, or a path that ends in .py.",

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from mmrepro.base.common_options import RANK_OPTIONS
+from mmrepro.base.units import size
 from mmrepro.engines import ENGINES
 from mmrepro.engines.waits import COMPILERS, PLACES, Wait, Waiting, waiting
 from mmrepro.failure.documents.diagnosis import (
@@ -27,7 +28,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
-from mmrepro.probes.data import FlightData, Frame, LogsData, RasData
+from mmrepro.probes.data import FlightData, Frame, GpuCoreData, LogsData, RasData
 from mmrepro.probes.log_words import public_line
 
 LABEL = re.compile(r"(?:^|_)(ATTN_CP|MOE_DP|DCP|PCP|DP|PP|TP|EP)(\d+)(?=_|$)")
@@ -57,6 +58,7 @@ KINDS: Sequence[tuple[str, Literal["coordinator", "detokenizer"]]] = (
 RUNS = ("core", "worker")
 KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
+XID = "look for Xid lines in the kernel's log, and at NCCL's own report"
 _VERB = re.compile(r"^(wait|stand|move)s\b")
 _WAITS = {wait: Stand(wait.value) for wait in Wait}
 
@@ -177,6 +179,17 @@ def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) 
             "course": [_short(view, stack.frames, leader=leader) for stack in course.stacks],
         }
     )
+
+
+def waits_for_device(view: View, course: Course) -> str:
+    """Where a thread waits for its GPU in every sample, by its frames; "": it does not."""
+    if course.driver_call:
+        return f"{course.driver_call}, called by {course.place}"
+    waits = [_waiting(view, stack.frames, leader=True) for stack in course.stacks]
+    last = waits[-1]
+    if last is None or any(one is None or one.wait is not Wait.DEVICE for one in waits):
+        return ""
+    return f"{last.what}, called by {where(last.caller)}"
 
 
 Read = tuple[Stand, Waiting | None]
@@ -365,6 +378,23 @@ def flight(view: View) -> list[str]:
     return lines[:6]
 
 
+def on_gpu(view: View) -> dict[int, str]:
+    """Of each process the kernel that its GPU's core dump shows at work."""
+    dumps = [d for _, d in view.evidence.results(GpuCoreData, "check")]
+    return {dump.pid: dump.kernels[0] for dump in dumps if dump.kernels}
+
+
+def dumped(view: View) -> list[str]:
+    """A line for each core dump of a GPU."""
+    lines = []
+    for _, dump in view.evidence.results(GpuCoreData, "check"):
+        who = view.facts.role_of(dump.pid) or f"process {dump.pid}"
+        what = f"runs {dump.kernels[0]}" if dump.kernels else "has a core dump"
+        more = f" and {len(dump.kernels) - 1} more kernels" if len(dump.kernels) > 1 else ""
+        lines.append(f"the GPU of {who} {what}{more}: {dump.file}, {size(dump.bytes)}")
+    return lines
+
+
 def _roles_by_pid(facts: TargetFacts) -> dict[int, str]:
     return {n: p.role for p in facts.processes for n in (p.inner_pid, p.pid) if n is not None}
 
@@ -377,7 +407,7 @@ def _lagging(report: RasData, roles: dict[int, str]) -> dict[str, str]:
         whole = report.form == "json" and len(ranks) > 1
         for kind in sorted({kind for rank in ranks for kind in rank.counts}):
             most = Counter(rank.counts.get(kind, 0) for rank in ranks) if whole else Counter(
-                report.launched.get(name, {})
+                report.launched.get(f"{name} {kind}", {})
             )  # fmt: skip
             top = max(most, default=0)
             for rank in ranks:
@@ -446,7 +476,7 @@ def _verdict(
 ) -> Assessment | None:
     odd = _odd(members)
     lagging, said = behind(view)
-    why = [*why, *said, *flight(view)]
+    why = [*why, *said, *flight(view), *dumped(view)]
     waits = f"{cores[0].role} waits for its answer" if cores else "the other ranks wait for it"
     by = {stand: [m for m in members if m.stand is stand] for stand in Stand}
     if by[Stand.GONE]:
@@ -509,7 +539,7 @@ def _verdict(
             f"Every rank waits for its device ({first.what}): a kernel does not end.",
             why,
             first,
-            "look for Xid lines in the kernel's log, and at NCCL's own report",
+            XID,
         )
     if not odd and all(m.stand in (Stand.COLLECTIVE, Stand.STAGE) for m in members):
         first = members[0]

@@ -31,9 +31,10 @@ from mmrepro.live.diagnose.match import all_scenarios, known_hang, match_all, st
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeStatus, RawSink
-from mmrepro.probes.data import LogsData, MetricsData
+from mmrepro.probes.data import GpuData, LogsData, MetricsData
 from mmrepro.probes.stacks import HOW_TO_ALLOW
 from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.scenario.parts import ON
 from mmrepro.traffic.evidence import Evidence
 from mmrepro.traffic.evidence.recorder import Listener, Recorder
 
@@ -127,7 +128,7 @@ def _look(
         assessment = general.assess(evidence, facts)
         if assessment.state in WORTH_MORE:
             _catch_locals(collector, _of_engine(scenarios, facts))
-        live = _live(facts, options.deadline_s)
+        live = _live(facts, evidence, options.deadline_s)
         logged = [r for r in evidence.probes if isinstance(r.data, LogsData) and r.ok]
         diagnosis = Diagnosis(
             mmrepro_version=__version__,
@@ -181,6 +182,8 @@ def _collect(
         return
     if not _decided(target, collector, _of_engine(scenarios, facts), lateness):
         collector.look_on()
+    if options.gpu_core:
+        collector.gpu_cores()
 
 
 def _decided(
@@ -195,7 +198,7 @@ def _decided(
         if not collector.waits or lateness.share > SHORT:
             return None
         note_kernel(target, collector.evidence)
-        live = _live(target.facts, collector.plan.deadline_s)
+        live = _live(target.facts, collector.evidence, collector.plan.deadline_s)
         waited = collector.waited_s
         hang = known_hang(scenarios, collector.evidence, target.facts, live, waited)
         return hang.fit if hang else None
@@ -218,8 +221,19 @@ def _decided(
     return True
 
 
-def _live(facts: TargetFacts, deadline_s: float = 0.0) -> LiveFacts:
-    return LiveFacts(facts.engine, facts.release, tuple(facts.command), deadline_s)
+def _live(facts: TargetFacts, evidence: Evidence, deadline_s: float = 0.0) -> LiveFacts:
+    found = LiveFacts(facts.engine, facts.release, tuple(facts.command), deadline_s)
+    return replace(found, device=_device(facts, found.option("--device") or "", evidence))
+
+
+def _device(facts: TargetFacts, given: str, evidence: Evidence) -> str:
+    """cpu or cuda, by who holds a GPU's memory, the server's option or its installed build."""
+    pids = {p.pid for p in facts.processes}
+    seen = [gpu for _, data in evidence.results(GpuData) for gpu in data.devices]
+    if any(process.pid in pids for gpu in seen for process in gpu.processes):
+        return "cuda"
+    kind = given.partition(":")[0]
+    return kind if kind in ON else "cpu" if "+cpu" in facts.release_from else ""
 
 
 def _of_engine(scenarios: Sequence[Scenario], facts: TargetFacts) -> list[Scenario]:
@@ -243,7 +257,8 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
 def _catch_locals(collector: Collector, scenarios: Sequence[Scenario]) -> None:
     """A few more samples where a scenario looks for a local that is only there now and then."""
     looking = [s for s in scenarios if s.looks_for_locals]
-    evidence, live = collector.evidence, _live(collector.target.facts)
+    evidence = collector.evidence
+    live = _live(collector.target.facts, evidence)
     close = [
         s
         for s in looking

@@ -103,6 +103,13 @@ class Course:
         return any(DEVICE.search(f.file) for s in self.stacks for f in _python(s.frames)[:3])
 
     @property
+    def driver_call(self) -> str:
+        """The function of CUDA's or HIP's driver in which it waits in every sample, by its C
+        frames; "": none, or they were not read."""
+        calls = [_driver_call(stack.frames) for stack in self.stacks]
+        return calls[-1] if all(calls) else ""
+
+    @property
     def frames(self) -> list[Frame]:
         """The most telling sample's frames: the deepest."""
         return list(max(self.stacks, key=lambda s: len(s.frames)).frames)
@@ -112,6 +119,19 @@ class Course:
         """``LRUCache.popitem (vllm/utils/cache.py:195)``: the innermost frame most often seen."""
         tops = [where(_python(s.frames)[0]) for s in self.stacks if s.frames]
         return max(set(tops), key=tops.count) if tops else "no Python frame"
+
+
+_DRIVER = re.compile(r"^(?:cu|hip)\w*(?:Synchronize|Memcpy)")
+_LIBRARY = re.compile(r"lib(?:cuda|cudart|amdhip64)\.so")
+
+
+def _driver_call(frames: Sequence[Frame]) -> str:
+    """Of the C frames below the innermost Python one; a copy to the host waits for the device."""
+    own = _python(frames)
+    below = frames[: frames.index(own[0])] if own and own[0].file.endswith(".py") else frames
+    return next(
+        (f.function for f in below if _LIBRARY.search(f.file) and _DRIVER.match(f.function)), ""
+    )
 
 
 def bare(frame: Frame) -> str:

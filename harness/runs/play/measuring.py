@@ -280,6 +280,9 @@ class _Block:
             "recorded": [*recorded],
             "saturated": [*crowds],
         }
+        if wanted.only in METRICS:
+            del self.parts["recorded" if METRICS[wanted.only].saturated else "saturated"]
+        self.each_s = wanted.seconds / len(self.parts)
 
     def run(self, made: Block) -> dict[Side, Sample]:
         took, busy = time.monotonic(), _busy_s()
@@ -335,7 +338,7 @@ class _Block:
             await one.warm_up()
         done: dict[Pass, int] = {}
         for which, some in self.parts.items():
-            limit = max(first.sample.spent, second.sample.spent) + self.wanted.seconds / 2
+            limit = max(first.sample.spent, second.sample.spent) + self.each_s
             for number, part in enumerate(itertools.cycle(some)):
                 pair = (first, second) if number % 4 in (0, 3) else (second, first)
                 for one in pair:
@@ -353,7 +356,7 @@ class _Block:
         await one.warm_up()
         done: dict[Pass, int] = {}
         for which, some in self.parts.items():
-            limit = one.sample.spent + self.wanted.seconds / 2
+            limit = one.sample.spent + self.each_s
             for number, part in enumerate(itertools.cycle(some)):
                 await one.perform(which, number, part)
                 done[which] = number + 1

@@ -246,7 +246,7 @@ class Observing:
     def _tell(self, played: Played) -> None:
         played.state, played.said, played.early = self.state, self.said, self.early
         played.unsent, played.stack = self.sending.unsent, self.stack
-        played.bodies = self.sending.bodies
+        played.bodies, played.headers = self.sending.bodies, self.sending.headers
         played.exit_code = self.recorder.evidence.engine_exit
         engine = self.server.spec.engine
         fatal = engine.log_patterns.get("core-fatal", "")

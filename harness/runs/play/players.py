@@ -61,6 +61,7 @@ class Measuring:
         part_s: a part of the traffic is as long, where the recording was never idle.
         seconds: of traffic on each side, half of it at the recorded times, half at saturation.
         at_once: requests that are under way at saturation.
+        only: the metric that is wanted: all of the time goes to where it is measured; "": all are.
     """
 
     old: ServerWanted
@@ -73,6 +74,7 @@ class Measuring:
     part_s: float = 2.0
     seconds: float = 2.0
     at_once: int = 8
+    only: str = ""
 
 
 class Servers(NamedTuple):

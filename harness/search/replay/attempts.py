@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +20,8 @@ from mmrepro.base.records import Record
 from mmrepro.campaign.campaign import State
 from mmrepro.campaign.events import Found, RunEnded
 from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import Began, Here, Order, Working
-from mmrepro.engines import get_engine, spec_for
-from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.campaign.work import Began, Here, OnServers, Order, Working
+from mmrepro.engines import get_engine
 from mmrepro.failure.documents.folder import new_folder
 from mmrepro.failure.documents.replay import Finding, FindingClass, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
@@ -44,12 +42,12 @@ from mmrepro.search.replay.store import (
     observation_of,
 )
 from mmrepro.traffic.capture.client import ClientRun, ClientWanted
-from mmrepro.traffic.case.files import case_digest, read_contents, write_case
+from mmrepro.traffic.case.files import case_digest, read_contents
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
 
 if TYPE_CHECKING:
-    from mmrepro.runs.play.player import Player
+    pass
 
 ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
     State.COMPLETE: "complete",
@@ -58,8 +56,6 @@ ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
     State.FAILED: "failed",
 }
 """The state of a campaign, as its document has it."""
-ATTEMPTS = 2
-"""Of what told nothing of the engine."""
 LookAt = Callable[[str, int, Path], LiveLook]
 """Looks at a server that still lives, by its address, first process and log. Can be pickled."""
 DocumentT = TypeVar("DocumentT")
@@ -89,29 +85,20 @@ class CaseResult(Record):
 
 
 @dataclass(frozen=True)
-class CaseRun:
+class CaseRun(OnServers):
     """The order of one attempt at a case.
 
     Attributes:
-        id: names the attempt within the campaign.
-        what: the same for people.
-        servers: of all attempts of the campaign.
-        place: folder for its files, below the campaign's.
         case: None: deadlines are measured, on a server of its own.
         contents: folder of its images; they are taken along to another machine.
         look: at the server before it is stopped, if it still lives.
         client: of a report: it is run and recorded on the server that measures deadlines.
     """
 
-    id: str
-    what: str
-    servers: Servers
-    place: str = ""
     case: Case | None = None
     contents: Path | None = None
     options: PlayOptions = field(default_factory=PlayOptions)
     look: LookAt | None = None
-    images: dict[str, bytes] | None = None
     client: ClientWanted | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,34 +106,6 @@ class CaseRun:
         if self.case is not None and images is None:
             images = read_contents(self.case, self.contents)
         return {**self.__dict__, "contents": None, "images": images}
-
-    @property
-    def began(self) -> Began:
-        return Began(self.id, 1, what=self.what)
-
-    @property
-    def name(self) -> str:
-        server = self.servers.wanted
-        return f"{server.engine} {server.release}"
-
-    @property
-    def device(self) -> str:
-        return self.environment.device
-
-    @property
-    def environment(self) -> EnvironmentSpec:
-        server = self.servers.wanted
-        return spec_for(server.engine, server.release, self.servers.device)
-
-    @property
-    def campaign(self) -> str:
-        return self.servers.wanted.engine
-
-    def expect(self, here: Here) -> None:
-        """Nothing: an environment is built when its first server is wanted."""
-
-    def folder(self, began: Began) -> Path:
-        return Path(self.place)
 
     def files(self, result: Record) -> str:
         assert isinstance(result, CaseResult)
@@ -160,36 +119,25 @@ class CaseRun:
         yield self.began
         made = CaseResult(id=self.id, place=self.place, machine=here.machine)
         player, began = here.players.of(self.servers, root), time.monotonic()
+        folder = root / self.place
         if self.client is not None:
-            made.deadlines, made.client = player.record(self.client, root / self.place)
+            made.deadlines, made.client = player.record(self.client, folder)
         elif self.case is None:
             made.deadlines = player.calibrate()
         else:
-            contents = self.contents
-            if self.images is not None:
-                contents = write_case(self.case, root / "case", self.images).parent
-            made.played = self._attempted(self.case, contents, player, root / self.place, made)
+
+            def on_look(url: str, pid: int, log: Path) -> None:
+                assert self.look is not None
+                made.looked = self.look(url, pid, log)
+
+            look = None if self.look is None else on_look
+            contents = self.contents_at(root, self.case, self.contents)
+            play = functools.partial(
+                player.play, self.case, contents, self.options, folder, on_look=look
+            )
+            made.played, made.error = self.attempted(folder, play)
         made.seconds = round(time.monotonic() - began, 2)
         yield made
-
-    def _attempted(
-        self, case: Case, contents: Path | None, player: Player, folder: Path, made: CaseResult
-    ) -> Played:
-        """In ``folder``, which is emptied before; what told nothing of the engine is tried again.
-        Raises as the player does."""
-
-        def on_look(url: str, pid: int, log: Path) -> None:
-            assert self.look is not None
-            made.looked = self.look(url, pid, log)
-
-        look = None if self.look is None else on_look
-        for _ in range(ATTEMPTS):
-            shutil.rmtree(folder, ignore_errors=True)  # killed in the middle, or failed
-            try:
-                return player.play(case, contents, self.options, folder, on_look=look)
-            except InfrastructureError as error:
-                made.error, last = error.message, error
-        raise last
 
 
 def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> Path:

@@ -76,7 +76,7 @@ def named(
     if found.known is None and sighting is not None and sighting.finding_class in SILENT:
         refused = [op for op, answer in seen.answers.items() if answer[:1] == "4"]
         taken = {op for op in seen.sent if op not in refused} | set(sighting.operations)
-        found = recognised(sighting, case.keeping(taken), folder, found.why)
+        found = recognised(sighting, case.keeping(taken), folder, found.why, played.device)
     hung = played.state is PlayState.HUNG
     diagnosis = looked.diagnosis if hung else ""
     found = found.model_copy(update={"bucket": bucket, "diagnosis": diagnosis})
@@ -91,7 +91,9 @@ def by_log(case: Case, played: Played, folder: Path) -> list[Match]:
     probe = LogsProbe(folder / played.log_file, union(scenarios), engine.progress_pattern or None)
     result = run_probe(probe, folder, LOG_S, phase="check", label="known")
     evidence = played.evidence.model_copy(update={"probes": [*played.evidence.probes, result]})
-    facts = LiveFacts(server.engine, server.release, tuple(server.args), played.deadline_s)
+    facts = LiveFacts(
+        server.engine, server.release, tuple(server.args), played.deadline_s, played.device
+    )
     return match_all(scenarios, evidence, facts)
 
 
@@ -105,7 +107,7 @@ def best(matches: Sequence[Match]) -> Named:
     return Named(why=told or "no known failure's signature is met")
 
 
-def recognised(sighting: Sighting, case: Case, folder: Path, why: str) -> Named:
+def recognised(sighting: Sighting, case: Case, folder: Path, why: str, device: str = "") -> Named:
     """What the engine's scenarios say of a failure that no signature sees, by what was sent.
 
     Args:
@@ -118,7 +120,7 @@ def recognised(sighting: Sighting, case: Case, folder: Path, why: str) -> Named:
     except UsageError as error:
         return Named(why=f"{why}; the pictures cannot be read: {error.message}")
     failure = Failure(
-        sighting.finding_class, sighting.bucket, tuple(sighting.operations), case, made
+        sighting.finding_class, sighting.bucket, tuple(sighting.operations), case, made, device
     )
     told = [why]
     for scenario in all_scenarios():

@@ -24,7 +24,7 @@ IMAGES, GRAMMAR, LEAVES = "images", "a grammar", "a client that leaves"
 """Words of ``Scenario.needs``."""
 
 
-def compare(case: Case, new: ServerWanted) -> list[Difference]:
+def compare(case: Case, new: ServerWanted, device: str = "") -> list[Difference]:
     """The known failures that the case's own server has and ``new`` has not, and the other way
     round. One that the traffic cannot meet is listed, one of NEW that it could meet matters."""
     old = case.server
@@ -36,7 +36,9 @@ def compare(case: Case, new: ServerWanted) -> list[Difference]:
     if old.engine != new.engine or releases[0] == releases[1]:
         return []
     ops = [opened(op) for op in case.operations]
-    failures = [one for one in known(load(recorded_runs()))[0] if one.scenario.engine == old.engine]
+    every, _ = known(load(recorded_runs()))
+    failures = [one for one in every if one.scenario.engine == old.engine]
+    failures = [one for one in failures if not one.scenario.spares(device)]
     found: list[Difference] = []
     apart: dict[bool, list[str]] = {True: [], False: []}
     for one in failures:

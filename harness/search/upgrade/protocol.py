@@ -20,10 +20,11 @@ from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 
 Fields = Mapping[str, Sequence[str]]
-"""Types by path; of a header its value."""
+"""Types by path; of a header its value, where that is one of a few."""
 HEADER = "header "
-HEADERS = ("content-type", "transfer-encoding", "x-request-id", "server", "retry-after", "location")
-"""Those that a client may go by."""
+VALUES = ("content-type", "content-encoding", "transfer-encoding", "cache-control")
+TRANSPORT = ("connection", "content-length", "date", "keep-alive")
+"""Headers that say nothing of the answer."""
 DEEPEST, MOST_KEYS, MOST_FIELDS = 12, 40, 2000
 """A level, and keys of an object, beyond which it is data; fields of an answer that are kept."""
 RENAMED = 0.5
@@ -54,9 +55,9 @@ def fields_of(data: bytes, headers: Mapping[str, str] | None = None) -> dict[str
         if isinstance(value, (dict, list)):
             _add(value, "", found, 0)
     for name, told in (headers or {}).items():
-        if name.lower() in HEADERS:
-            known = told.partition(";")[0] if name.lower() != "x-request-id" else "an id"
-            found.setdefault(HEADER + name.lower(), set()).add(known.strip())
+        if (name := name.lower()) not in TRANSPORT:
+            known = told.partition(";")[0].strip() if name in VALUES else "there"
+            found.setdefault(HEADER + name, set()).add(known)
     return {path: sorted(types) for path, types in sorted(found.items())[:MOST_FIELDS]}
 
 

@@ -13,12 +13,14 @@ import statistics
 import subprocess
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import mmrepro
 import psutil
 from mmrepro.base.machine import journal
+from mmrepro.base.machine.files import device_of
 from mmrepro.base.machine.host import child_environment, host_facts
 from mmrepro.base.machine.journal import Journal, JournalKind, Line
 from mmrepro.base.records import Moment, Record
@@ -55,6 +57,7 @@ from mmrepro.search.replay.attempts import (
     CaseRun,
     campaign_folder,
 )
+from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade import (
     answers,
     catalogue,
@@ -76,14 +79,17 @@ RUNS_DIR, BLOCKS_DIR = "runs", "blocks"
 TOGETHER_BYTES = 6 << 30
 """Memory that is free where two servers live at once: each takes 1.5 GiB with a tiny model."""
 HELP_S = 180.0
-LEAST_S, MOST_S = 2.0, 60.0
+LEAST_S, MOST_S = 4.0, 60.0
 """Seconds of traffic of a block on each side, at least and at most; between them, as long as two
-starts take."""
-PARTS_S, ANSWERS = (0.5, 30.0), 5.0
+starts take. A machine is slower for a second now and then: a block has more parts than that."""
+PARTS_S, ANSWERS = (0.2, 30.0), 5.0
 """Seconds of a part, at least and at most; between them, as long as so many answers take."""
 BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
-PLAYS: tuple[tuple[Side, int], ...] = (("old", 1), ("new", 1), ("new", 2), ("old", 2))
+ORDER: tuple[Side, Side] = ("old", "new")
+LONG_PLAY = 1 / 6
+"""Of the budget: where all of the traffic takes longer, it is played once on each side, not twice,
+so that there is time to measure."""
 
 
 class Head(journal.Head):
@@ -165,7 +171,7 @@ class Upgrading(Search[Upgrade, Record]):
 
     def standing(self) -> str:
         made = sum(map(len, self.runs.values()))
-        words = [f"{made} of {len(PLAYS)} runs", f"{len(self.blocks)} blocks"]
+        words = [f"{made} runs", f"{len(self.blocks)} blocks"]
         words += [d.subject for d in self.document.matter[:3]]
         return ", ".join(words)
 
@@ -195,25 +201,32 @@ class Upgrading(Search[Upgrade, Record]):
         return Deadlines(kept.answer_s, kept.suspect_s, kept.rule)
 
     def _play(self, deadlines: Deadlines) -> None:
-        """All of the traffic, twice on each side."""
+        """All of the traffic, twice on each side, A B B A; once, where that takes long."""
         kept = {(r.run.side, r.run.index): r.run for r in self._kept if isinstance(r, Ran)}
-        works: list[Callable[[], object]] = []
-        other: dict[Side, Side] = {"old": "new", "new": "old"}
-        for first, index in PLAYS:
-            side = other[first] if self.options.seed % 2 else first
-            if (side, index) in kept:
-                self._ran(kept[side, index], kept=True)
-            else:
-                works.append(functools.partial(self._play_one, side, index, deadlines))
-        if works:
-            self.beside(works)
-        self._compare()
+        for index in (1, 2):
+            works: list[Callable[[], object]] = []
+            for side in ORDER if (self.options.seed + index) % 2 else ORDER[::-1]:
+                if (side, index) in kept:
+                    self._ran(kept[side, index], kept=True)
+                else:
+                    works.append(functools.partial(self._play_one, side, index, deadlines))
+            if works:
+                self.beside(works)
+            self._compare()
+            long = max(run.seconds for some in self.runs.values() for run in some)
+            once = index == 1 and len(kept) <= len(ORDER)
+            if once and long > LONG_PLAY * self.options.budget_s:
+                self._limit(
+                    "all of the traffic was played once on each side, since that takes more than a "
+                    "sixth of the time (--budget): what a side does now and then is not told apart"
+                )
+                return
 
     def _play_one(self, side: Side, index: int, deadlines: Deadlines) -> None:
         case = with_logprobs(self.case.model_copy(update={"server": self.sides[side]}))
         order = CaseRun(
             f"{side} {index}",
-            f"{side}, {self.sides[side].label}, all of the traffic, {index} of 2",
+            f"{side}, {self.sides[side].label}, all of the traffic, play {index}",
             self.servers,
             f"{RUNS_DIR}/{side}-{index}",
             case=case,
@@ -236,7 +249,10 @@ class Upgrading(Search[Upgrade, Record]):
             start_s=played.start_s,
             seconds=result.seconds,
             sightings=self.judged(case, played),
-            fields={id: protocol.fields_of(body.encode()) for id, body in played.bodies.items()},
+            fields={
+                id: protocol.fields_of(body.encode(), played.headers.get(id))
+                for id, body in played.bodies.items()
+            },
             config=configuration.of_log(folder / played.log_file) if index == 1 else {},
             options=self.listed_options(side) if index == 1 else [],
             folder=result.place,
@@ -326,9 +342,12 @@ class Upgrading(Search[Upgrade, Record]):
             part_s=min(PARTS_S[1], max(PARTS_S[0], ANSWERS * self._answer_s())),
             seconds=seconds,
             at_once=self.options.at_once,
+            only=self.options.only,
         )
         place = f"{BLOCKS_DIR}/{index:03d}"
-        return MeasureRun("block", "old and new in turn, block", self.servers, measuring, place)
+        return MeasureRun(
+            "block", "old and new in turn, block", self.servers, place, measuring=measuring
+        )
 
     def _answer_s(self) -> float:
         """What an answer takes."""
@@ -388,7 +407,7 @@ class Upgrading(Search[Upgrade, Record]):
         return [
             *starts.compare(old, new, old_server=self.sides["old"], new_server=self.sides["new"]),
             *failures.compare(old, new, case=self.case, known=known),
-            *catalogue.compare(self.case, self.sides["new"]),
+            *catalogue.compare(self.case, self.sides["new"], device_of(self.options.device)),
             *known,
         ]
 
@@ -399,7 +418,7 @@ class Upgrading(Search[Upgrade, Record]):
         if not any(d.metric for d in document.differences) and all(
             run.started for run in document.runs
         ):
-            few = f"{len(blocks)} blocks were measured, too few for an interval"
+            few = f"too few blocks were measured for an interval: {len(blocks)}"
             why = (
                 few if blocks else self.blocks[-1].error if self.blocks else "nothing was measured"
             )
@@ -526,6 +545,18 @@ class Upgrading(Search[Upgrade, Record]):
             interleaved=_interleaved(options),
             host=host_facts(),
         )
+
+
+def with_servers(asked: UpgradeCommand, old: str, new: str) -> UpgradeCommand:
+    """The options with the servers of both sides, of these releases. Raises UsageError: it is not
+    known of which engine, or which options it has."""
+    named = {"engine": asked.engine} if asked.engine else {}
+    wanted = functools.partial(server_wanted, asked.traffic, asked.resume)
+    return replace(
+        asked,
+        server=wanted(named | asked.asked | {"release": old}),
+        new_server=wanted(named | asked.asked_new | {"release": new}),
+    )
 
 
 def _digest(server: ServerWanted) -> str:

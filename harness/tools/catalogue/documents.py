@@ -43,6 +43,7 @@ class ScenarioDocument(Document):
     name: str
     engine: str
     affected: str
+    devices: list[str]
     default_release: str
     title: str
     variants: list[str]
@@ -67,6 +68,7 @@ def listed(loaded: Scenario) -> Facts:
         "name": loaded.name,
         "engine": loaded.engine,
         "affected": loaded.affected_range,
+        "devices": list(loaded.devices),
         "default_release": loaded.release,
         "title": loaded.title,
         "variants": ", ".join(v.variant for v in loaded.variants),

@@ -42,8 +42,12 @@ class Known:
 
     @property
     def plain(self) -> list[RecordedRun]:
-        """Those of the scenario as it is declared, by release and time."""
-        return sorted((r for r in self.runs if r.plain), key=lambda r: (r.version, r.at))
+        """Those of the scenario as it is declared, where it can happen, by release and time."""
+        there = (r for r in self.runs if r.plain and not self._spared(r))
+        return sorted(there, key=lambda r: (r.version, r.at))
+
+    def _spared(self, run: RecordedRun) -> bool:
+        return bool(run.fidelity and self.scenario.spares(run.fidelity.device))
 
     def releases(self, *outcomes: Outcome) -> list[str]:
         """Releases with such a plain run, oldest first."""
@@ -51,8 +55,9 @@ class Known:
 
     @property
     def on_gpu(self) -> list[str]:
-        """Releases that were run on a GPU."""
-        return list(dict.fromkeys(r.release for r in self.plain if r.fidelity in ON_GPU))
+        """Releases that were run on a GPU, also where it cannot happen there."""
+        there = [r for r in self.runs if r.plain and r.fidelity in ON_GPU]
+        return list(dict.fromkeys(r.release for r in sorted(there, key=lambda r: r.version)))
 
     def at(self, release: str) -> list[RecordedRun]:
         """Plain runs of that release, whichever build of it (``+cpu``). What was published before
@@ -70,6 +75,7 @@ class Known:
             helped, failed = _split(later)
             return Cured(name, _releases(helped), (), _releases(failed), release)
         alone = [r for r in self.runs if r.mitigations == [name] and not r.changes]
+        alone = [r for r in alone if not self._spared(r)]
         alone.sort(key=lambda r: (r.version, r.at))
         good, failed = _split(alone)
         ill = self.releases(Outcome.REPRODUCED)
@@ -147,6 +153,7 @@ class Standing(Record):
     engine: str
     failure_class: str | None
     severity: str | None
+    where: Annotated[str, Field(description="the device on which alone it is; empty: all")] = ""
     newest: Annotated[str, Field(description="release of the engine; empty: none is known")]
     outcome: Annotated[str, Field(description="of the runs there, or: not run")]
     runs: Annotated[int, Field(description="recorded there, of the scenario as declared")]
@@ -196,6 +203,7 @@ def _standing(one: Known, newest: str) -> Standing:
         engine=scenario.engine,
         failure_class=scenario.failure_class,
         severity=scenario.severity,
+        where=scenario.where,
         newest=newest,
         outcome=_outcome(there),
         runs=len(there),
@@ -294,8 +302,9 @@ def releases(one: Known) -> str:
         if (found := one.releases(outcome))
     ]
     if one.on_gpu:
-        seen.append(f"on a GPU: {', '.join(one.on_gpu)}")
-    return f"{one.scenario.affected_range}<br>{'; '.join(seen) or 'not run'}"
+        no = "not " if one.scenario.spares("cuda") else ""
+        seen.append(f"{no}on a GPU: {', '.join(one.on_gpu)}")
+    return f"{one.scenario.affected_where}<br>{'; '.join(seen) or 'not run'}"
 
 
 def cure(of: Cured) -> str:

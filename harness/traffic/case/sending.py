@@ -97,6 +97,9 @@ class Played(Record):
         dict[str, str],
         Field(description="by operation, its answer as it came, where the play was asked for them"),
     ] = {}
+    headers: Annotated[
+        dict[str, dict[str, str]], Field(description="by operation, those of its answer, likewise")
+    ] = {}
     deadline_s: Annotated[float, Field(description="silence from then on is a hang")] = 0.0
     early: Annotated[
         bool, Field(description="judged before the deadline, by what stands still")
@@ -221,6 +224,7 @@ class Sending:
         unsent: ids of operations that will not be sent any more.
         progress: number that grows whenever a client sees anything; ``progressed``: when.
         times: by operation, monotonic seconds: sent, each piece of its answer, ended.
+        headers: by operation, those of its answer, where bodies are kept.
         stopped: by ``stop``.
     """
 
@@ -233,13 +237,14 @@ class Sending:
         *,
         bodies: bool = False,
     ) -> None:
-        """``bodies``: keep each answer as it came."""
+        """``bodies``: keep each answer as it came, and its headers."""
         self.traffic, self.pictures, self.deadline_s, self.time = traffic, pictures, deadline_s, at
         self.pending: dict[str, tuple[asyncio.Task[RequestRecord], float]] = {}
         self.unsent: list[str] = []
         self.progress, self.progressed = 0, time.monotonic()
         self.alive: Callable[[], bool] = lambda: True
         self.times: dict[str, list[float]] = {}
+        self.headers: dict[str, dict[str, str]] = {}
         self.stopped = asyncio.Event()
         self._ended: set[str] = set()
         self._answers: dict[str, str] = {}
@@ -323,6 +328,10 @@ class Sending:
             if op.id in self._answers:
                 self._answers[op.id] += data.decode("utf-8", "replace")
 
+        def headed(told: Mapping[str, str]) -> None:
+            if self._all:
+                self.headers[op.id] = dict(told)
+
         models = cache_root() / MODELS_DIR
         try:
             sent = wire(placed(op, models), self.pictures, self.traffic.model, self._answers)
@@ -335,7 +344,7 @@ class Sending:
         told = opened(op)
         left_after = LEAVE_S.match(op.leave)
         leave_s = float(left_after[1]) if left_after else None
-        watch = Watch(written, piece, leave_at(op), leave_s, heard)
+        watch = Watch(written, piece, leave_at(op), leave_s, heard, headed)
         texts = [p.text for m in told.messages or [] for p in m.parts() if p.text is not None]
         limit = told.parameters.get("max_tokens", told.parameters.get("max_completion_tokens"))
         sending = self.traffic.send(

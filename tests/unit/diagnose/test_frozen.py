@@ -106,8 +106,12 @@ def test_a_wait_in_a_native_call() -> None:
     )
     assert kept.state is ServerState.FROZEN_NATIVE
     cuda = five(thread(frames("synchronize torch/cuda/streams.py:7"), active=False))
-    assert engine(cuda, use(1.0), waiting("futex")).state is ServerState.FROZEN_NATIVE
-    assert "(system call futex)" in engine(cuda, use(1.0), waiting("futex")).sentence
+    stuck = engine(cuda, use(99.0), waiting("futex"))  # CUDA waits in a loop
+    assert stuck.state is ServerState.KERNEL_STUCK
+    assert stuck.sentence.startswith("EngineCore waits for its device in synchronize, called by ")
+    launch = five(thread(frames("launch triton/backends/driver.py:7"), active=False))
+    assert engine(launch, use(1.0), waiting("futex")).state is ServerState.FROZEN_NATIVE
+    assert "(system call futex)" in engine(launch, use(1.0), waiting("futex")).sentence
     assert engine(asleep, use(1.0), waiting("futex")).state is ServerState.BLOCKED_ON_LOCK
     assert engine(asleep, use(1.0)).state is ServerState.BLOCKED_ON_LOCK
     other = engine(five(thread(STEP, active=False, tid=7)), use(1.0), waiting("read"))

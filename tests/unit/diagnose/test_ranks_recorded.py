@@ -24,7 +24,7 @@ from mmrepro.live.diagnose import classes, general, ranks
 from mmrepro.live.diagnose.match import match_all
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.fleet.reading import Look, read, summary
-from mmrepro.probes.data import InferenceData, StacksData
+from mmrepro.probes.data import GpuData, InferenceData, StacksData
 from mmrepro.reports import load
 from mmrepro.reports.diagnosis import compose_diagnosis
 from mmrepro.reports.terminal import LINES, print_page
@@ -94,6 +94,41 @@ def test_the_rank_that_stands_is_named_with_its_frame(name: str) -> None:
     diagnosis = recorded(name).diagnosis
     assert diagnosis is not None
     assert diagnosis.exit_code == 1
+
+
+ON_A_GPU = {
+    "gpu-minivllm-load": (ServerState.HEALTHY, ""),
+    "gpu-vllm-load": (ServerState.HEALTHY, ""),
+    "gpu-minivllm-kernel-native": (ServerState.KERNEL_STUCK, "cuMemcpyDtoHAsync_v2"),
+    "gpu-vllm-kernel": (ServerState.KERNEL_STUCK, "synchronize, called by AsyncOutput.get_output"),
+    "gpu-vllm-kernel-native": (ServerState.KERNEL_STUCK, "cuEventSynchronize"),
+    "gpu-vllm-python": (ServerState.FROZEN_NATIVE, "clock_nanosleep"),
+    "gpu-minivllm-kernel": (ServerState.KERNEL_STUCK, "while GPU 0, which nothing else uses"),
+    "gpu-minivllm-kernel-shared": (ServerState.FROZEN_NATIVE, "runner.py:27"),
+    "gpu-minivllm-core-kernel": (
+        ServerState.KERNEL_STUCK,
+        "runner.py:27): at::cuda::(anonymous namespace)::spin_kernel() does not end",
+    ),
+}
+"""One process on an H200 (``benchmarks/gpu_live.py``), with a kernel of a minute queued: the state,
+and what the sentence names. Of ``shared`` there are no C frames, and another server used the GPU
+too; of ``core`` there is CUDA's core dump."""
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_a_server_on_a_gpu(name: str) -> None:
+    state, words = ON_A_GPU[name]
+    told = judged(name)
+    assert told.state is state, told.sentence
+    assert words in told.sentence
+
+
+def test_a_gpu_that_is_not_always_busy_is_not_what_a_thread_waits_for() -> None:
+    evidence = recorded("gpu-minivllm-kernel").evidence.model_copy(deep=True)
+    (device,) = next(data for _, data in evidence.results(GpuData)).devices
+    device.utilization_pct[1] = 99
+    told = general.assess(evidence, facts("gpu-minivllm-kernel"))
+    assert told.state is ServerState.FROZEN_NATIVE
 
 
 @pytest.mark.parametrize("name", STUCK)

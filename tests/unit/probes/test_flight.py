@@ -1,7 +1,8 @@
 """PyTorch's Flight Recorder in JSON.
 
 ``flight/`` was recorded: PyTorch 2.11 of vLLM 0.32.0's environment, two processes with gloo, of
-which rank 1 never entered the third operation.
+which rank 1 never entered the third operation. ``flight/nccl`` is of NCCL 2.28.9 on one H200
+(``benchmarks/nccl_ras.py``): rank 1 of three never entered the fifth.
 """
 
 from __future__ import annotations
@@ -33,6 +34,17 @@ def test_who_entered_the_last_operation(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert data.ranks[0].operation[group] == "gloo:all_reduce"
     assert data.ranks[0].version == "2.10"
+
+
+def test_who_entered_the_last_operation_of_nccl(tmp_path: Path) -> None:
+    files = sorted((Path(__file__).parent / "flight/nccl").glob("*.json"))
+    data = run_probe(FlightProbe(files), tmp_path, 5).data
+    assert data is not None
+    group = "0 default_pg"
+    assert [(r.rank, r.entered[group], r.completed[group]) for r in data.ranks] == [
+        (0, 5, False), (1, 4, True), (2, 5, False),
+    ]  # fmt: skip
+    assert data.ranks[0].operation[group] == "nccl:all_reduce"
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:

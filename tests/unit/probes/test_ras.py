@@ -1,7 +1,8 @@
 """NCCL's RAS service: its two forms, and everything else that may listen on its port.
 
-No GPU was at hand: the answers are made up, in the form of NCCL's user guide ("RAS") and of
-src/ras/client_support.cc. ``JSON`` has the fields of 2.29, ``TEXT`` the lines of 2.24.
+``ras/`` was recorded: NCCL 2.28.9 of torch 2.11.0, three ranks on one H200
+(``benchmarks/nccl_ras.py``). ``JSON`` and ``TEXT`` are made up, in the form of NCCL's user guide
+("RAS") and of src/ras/client_support.cc: the fields of 2.29, the lines of 2.24.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +89,26 @@ class Service:
         self.commands: list[str] = []
         self.done = threading.Event()
 
-    def serve(self, listener: socket.socket) -> None:
+    def serve(self, listener: socket.socket) -> bool:
+        """Whether a client came."""
         try:
             client, _ = listener.accept()
-            with client, client.makefile("rb") as lines:
-                for line in lines:
-                    command = line.decode("latin-1").strip()
-                    self.commands.append(command)
-                    if command.startswith("CLIENT PROTOCOL"):
-                        client.sendall(self.greeting)
-                    elif command.startswith("SET FORMAT"):
-                        client.sendall(b"ERROR: Unknown command\n" if self.old else b"OK\n")
-                    elif command.endswith("STATUS"):
-                        self._send(client)
-                        return
-                    else:
-                        client.sendall(b"OK\n")
         except OSError:
-            return
+            return False
+        with suppress(OSError), client, client.makefile("rb") as lines:
+            for line in lines:
+                command = line.decode("latin-1").strip()
+                self.commands.append(command)
+                if command.startswith("CLIENT PROTOCOL"):
+                    client.sendall(self.greeting)
+                elif command.startswith("SET FORMAT"):
+                    client.sendall(b"ERROR: Unknown command\n" if self.old else b"OK\n")
+                elif command.endswith("STATUS"):
+                    self._send(client)
+                    break
+                else:
+                    client.sendall(b"OK\n")
+        return True
 
     def _send(self, client: socket.socket) -> None:
         if not self.drip:
@@ -120,16 +123,27 @@ class Service:
 
 
 @contextmanager
-def served(service: Service) -> Iterator[int]:
+def served(*services: Service) -> Iterator[int]:
+    """One client each; the last one serves all that come after."""
+    ended = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        left = [*services]
+        while not ended.is_set():
+            if left[0].serve(listener) and len(left) > 1:
+                left.pop(0)
+
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen(1)
-        listener.settimeout(10)
-        thread = threading.Thread(target=service.serve, args=(listener,), daemon=True)
+        listener.listen(4)
+        listener.settimeout(0.2)
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
         yield listener.getsockname()[1]
-        service.done.set()
-    thread.join(5)
+        ended.set()
+        for service in services:
+            service.done.set()
+        thread.join(10)
 
 
 def asked(service: Service, folder: Path) -> ProbeResult[RasData]:
@@ -166,10 +180,57 @@ def test_an_older_service_answers_in_words(tmp_path: Path) -> None:
     data = asked(Service(TEXT.encode(), old=True, greeting=b"SERVER PROTOCOL 1\n"), tmp_path).data
     assert data is not None
     assert (data.form, data.protocol, data.nccl) == ("text", 1, "2.24.3")
-    assert data.launched == {"27a079b828ff1a75": {6650: 6, 6649: 1}}
+    assert data.launched == {"27a079b828ff1a75 all": {6650: 6, 6649: 1}}
     assert [(r.rank, r.pid, r.counts) for r in data.ranks] == [(3, 75, {"all": 6649})]
     assert data.lost_pids == [79]
     assert data.troubles[0] == "INCOMPLETE"
+
+
+# ------------------------------------------------------------------ of a real one
+
+RECORDED = Path(__file__).parent / "ras"
+
+
+def recorded(name: str, form: str) -> str:
+    return (RECORDED / f"{name}.{form}").read_text()
+
+
+def test_ranks_that_have_all_launched_the_same() -> None:
+    data = ras.read_json(recorded("healthy", "json"))
+    assert (data.nccl, [*data.sizes.values()]) == ("2.28.9", [3])
+    assert [r.counts["AllReduce"] for r in data.ranks] == [3, 3, 3]
+    words = ras.read_text(recorded("healthy", "txt"))
+    assert (words.nccl, words.ranks, words.launched) == ("2.28.9", [], {})
+
+
+def test_the_rank_that_never_entered() -> None:
+    data = ras.read_json(recorded("absent", "json"))
+    assert [(r.rank, r.counts["AllReduce"]) for r in data.ranks] == [(0, 4), (1, 3), (2, 4)]
+    words = ras.read_text(recorded("absent", "txt"))
+    (late,) = words.ranks
+    assert (late.rank, late.counts, late.missing) == (1, {"AllReduce": 3}, False)
+    assert late.pid == data.ranks[1].pid
+    (launched,) = words.launched.items()
+    assert launched == (f"{late.communicator} AllReduce", {4: 2, 3: 1})
+
+
+def test_a_killed_rank_makes_the_json_unreadable_and_the_words_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        ras.read_json(recorded("killed", "json"))
+    first = Service(recorded("killed", "json").encode())
+    second = Service(recorded("killed", "txt").encode())
+    with served(first, second) as port:
+        result = run_probe(ras.RasProbe(port), tmp_path, 2.5)
+    data = result.data
+    assert data is not None, result.reason
+    assert second.commands == ["CLIENT PROTOCOL 2", "TIMEOUT 1", "VERBOSE STATUS"]
+    (lost,) = data.ranks
+    assert (data.form, data.protocol, lost.rank, lost.missing) == ("text", 2, 2, True)
+    assert data.lost_pids == [lost.pid]
+    assert any(line.startswith("Rank 0 reported Remote process error") for line in data.troubles)
+    assert len(result.raw) == 2
 
 
 # ------------------------------------------------------------------ what is none

@@ -404,7 +404,7 @@ def played(
     async def run() -> tuple[Sending, list[RequestRecord]]:
         async with serving(reply) as server:
             traffic = Traffic(server.url, "tiny", Recorder(folder))
-            sending = Sending(traffic, {}, 10.0, "fast")
+            sending = Sending(traffic, {}, 10.0, "fast", bodies=True)
             await sending.perform(operations)
             await traffic.close()
             return sending, traffic.recorder.evidence.requests
@@ -491,6 +491,9 @@ def test_a_later_request_waits_for_the_value_and_is_not_sent_without_it(tmp_path
         b"GET /health HTTP/1.1",
     ]
     assert sending.unsent == ["c"]
+    assert sending.bodies["a"] == '{"id": "resp_1"}'
+    assert sending.headers["a"]["content-type"] == "application/json"
+    assert sending.headers.keys() == {"a", "b", "d"}
 
 
 def test_answers_in_other_forms_are_told(tmp_path: Path) -> None:

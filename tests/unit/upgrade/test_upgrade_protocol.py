@@ -190,14 +190,40 @@ def test_the_likeliest_tokens_of_a_chat_have_fields() -> None:
     assert fields_of(json.dumps(told).encode())["top_logprobs[].token"] == ["string"]
 
 
-def test_headers_that_a_client_may_go_by() -> None:
-    headers = {
-        "Content-Type": "text/event-stream; charset=utf-8",
-        "Date": "now",
-        "X-Request-Id": "7",
-    }
-    found = fields_of(b"", headers)
-    assert found == {"header content-type": ["text/event-stream"], "header x-request-id": ["an id"]}
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Content-Length": "7",
+    "Date": "now",
+    "X-Request-Id": "7",
+}
+
+
+def test_of_headers_that_say_something_a_few_have_values() -> None:
+    found = fields_of(b"", HEADERS)
+    assert found == {"header content-type": ["text/event-stream"], "header x-request-id": ["there"]}
+
+
+@pytest.mark.parametrize(
+    ("headers", "subject", "says", "matters"),
+    [
+        ({"X-Request-Id": None}, "header x-request-id", "is gone from 6 of 6 answers", False),
+        ({"X-Served-By": "a"}, "header x-served-by", "is new in 6 of 6 answers", False),
+        ({"Content-Type": "text/plain"}, "header content-type", "is text/plain in place of", True),
+        ({"X-Request-Id": "8", "Date": "then", "Content-Length": "9"}, "", "", False),
+    ],
+)
+def test_a_header_that_comes_or_goes(
+    headers: dict[str, str | None], subject: str, says: str, matters: bool
+) -> None:
+    case = case_of([operation(f"r{n}") for n in range(6)])
+    old, new = sides(case, answer)
+    newer = {name: value for name, value in (HEADERS | headers).items() if value is not None}
+    for runs, told in ((old, HEADERS), (new, newer)):
+        for one in runs:
+            one.fields = {id: {**form, **fields_of(b"", told)} for id, form in one.fields.items()}
+    found = [one for one in protocol.compare(old, new, case=case) if one.subject != "form"]
+    assert [(one.subject, one.matters) for one in found] == [(subject, matters)] * bool(subject)
+    assert all(says in one.statement for one in found)
 
 
 @given(JSON)

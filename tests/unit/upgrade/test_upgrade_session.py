@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from fake_player import NO_START, FakePlayer, Fakes, fake_judge
 from fake_plays import SERVER, fake_case, fake_op
 from mmrepro.base.errors import UsageError
+from mmrepro.campaign.campaign import Campaign
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.upgrade import Block, OptionSeen, Outcome, Side, Upgrade
 from mmrepro.reports.documents import keep, kind_of, render
@@ -30,7 +32,10 @@ TIMES = ("ttft", "itl", "tpot", "latency")
 
 
 class Measures(FakePlayer):
-    """``slower``: the new side, by so much; ``error``: why nothing is measured."""
+    """``slower``: the new side, by so much; ``error``: why nothing is measured; ``takes_s``:
+    a play of all of the traffic."""
+
+    takes_s = 0.0
 
     def __init__(self, slower: float = 0.0, error: str = "", noise: float = 0.002) -> None:
         super().__init__(lambda case: {op.id: "200" for op in case.operations})
@@ -39,6 +44,7 @@ class Measures(FakePlayer):
 
     def play(self, *rest: Any, **more: Any) -> Played:
         played = super().play(*rest, **more)
+        time.sleep(self.takes_s)
         for request in played.evidence.requests:
             answer = ChoiceSeen(index=0, text="yes", finish_reason="stop", tokens=["yes"])
             request.text, request.choices = "yes", [answer]
@@ -131,17 +137,33 @@ def test_a_side_that_does_not_start_is_not_measured(tmp_path: Path) -> None:
     assert any(d.matters and d.area == "start" for d in made.differences)
 
 
-def test_the_time_is_over(tmp_path: Path) -> None:
-    from mmrepro.campaign.campaign import Campaign
-
+def within(tmp_path: Path, asked_s: float, budget_s: float | None, takes_s: float) -> Upgrade:
+    """A comparison that is asked to take ``asked_s``, and is stopped after ``budget_s``."""
     traffic = tmp_path / "traffic"
     write_case(fake_case([fake_op("r0")]), traffic)
-    options = UpgradeCommand(traffic=traffic, server=SERVER, new_server=NEWER, out=tmp_path / "u")
+    sides = {"server": SERVER, "new_server": NEWER}
+    options = UpgradeCommand(traffic=traffic, out=tmp_path / "u", budget_s=asked_s, **sides)
     session = FakedUpgrading(options, write=lambda made, folder: None)
-    session.player = Measures()
-    made = Campaign(session, session.local_places(), budget_s=0.0).execute()
+    session.player = player = Measures()
+    player.takes_s = takes_s
+    return Campaign(session, session.local_places(), budget_s=budget_s).execute()
+
+
+def test_the_time_is_over(tmp_path: Path) -> None:
+    made = within(tmp_path, 1800.0, 0.0, 0.0)
     assert any("--budget" in one for one in made.limits)
     assert made.exit_code == 3
+
+
+@pytest.mark.parametrize(("asked_s", "runs"), [(600.0, 4), (0.1, 2)])
+def test_plays_that_take_more_than_a_sixth_of_the_time_are_made_once(
+    tmp_path: Path, asked_s: float, runs: int
+) -> None:
+    made = within(tmp_path, asked_s, None, 0.03)
+    assert len(made.runs) == runs
+    assert {run.side for run in made.runs} == {"old", "new"}
+    assert any("played once" in one for one in made.limits) is (runs == 2)
+    assert made.exit_code == 0
 
 
 @pytest.mark.parametrize("player", [Measures(0.05), Measures(), Measures(noise=0.5)])
