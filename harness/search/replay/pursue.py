@@ -55,11 +55,13 @@ class Start:
 
 @dataclass
 class Pursuit:
-    """Makes findings of failures. ``repeat``: attempts that confirm what is left."""
+    """Makes findings of failures. ``repeat``: attempts that confirm what is left; ``brief``: and
+    no more of them for how often it shows."""
 
     plays: Attempts
     repeat: int
     shrink: bool
+    brief: bool = False
     _repeats: int = 1
 
     @property
@@ -213,8 +215,9 @@ class Pursuit:
         something else because it shows a few times in a row."""
         failed = sum(p.has(bucket) for p in plays)
         if untouched:
-            all_plays = before.plays + len(plays)
-            return not plays or not decided(before.failed + failed, all_plays, self.repeat)
+            failed, made = before.failed + failed, before.plays + len(plays)
+            enough = self.brief and failed >= self.repeat
+            return not plays or not (enough or decided(failed, made, self.repeat))
         least = 0 if share(before) == 1 else OF_RATE if failed else MOST
         return not decided(failed, len(plays), self.repeat, least)
 

@@ -76,7 +76,8 @@ class Rounds:
         self._with_another: list[str] = []
         self.plays = Attempts(search, files, self._start)
         self._silent = self.plays.comparison
-        self._pursuit = Pursuit(self.plays, self._options.repeat, self._options.shrink)
+        options, brief = self._options, self._start.brief
+        self._pursuit = Pursuit(self.plays, options.repeat, options.shrink, brief)
 
     def run(self) -> None:
         """All of them, to the conclusion."""
@@ -94,6 +95,11 @@ class Rounds:
             self._mitigated(case, keep_away)
         elif not (loud or self._replay.untestable or self._replay.nothing_tested):
             self._compared(case)
+        self._side_findings()
+
+    def once_more(self, case: Case, what: str) -> None:
+        """Another case of the same server, looked at as the whole one was."""
+        self._round(case, what)
         self._side_findings()
 
     def _pursued(self, case: Case) -> None:
@@ -279,7 +285,9 @@ class Rounds:
         if self._start.seen is not None:  # what is left is confirmed in any case
             repeat, give_up = min(repeat, LED), LET_GO
         return any(
-            not decided(failed, plays, repeat, give_up=give_up) for failed, plays in counts.values()
+            not (self._start.brief and failed >= repeat)
+            and not decided(failed, plays, repeat, give_up=give_up)
+            for failed, plays in counts.values()
         )
 
     def _answered(self, case: Case, first: Observation) -> None:

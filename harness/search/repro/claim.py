@@ -52,23 +52,12 @@ _EXCEPTION: Final = re.compile(
 )
 _ECHOES: Final = frozenset(
     {
-        *(
-            "EngineDeadError",
-            "InternalServerError",
-            "APIConnectionError",
-            "HTTPError",
-            "HTTPException",
-        ),
-        *("RemoteProtocolError", "ConnectionError", "ConnectionResetError", "APIError", "URLError"),
-        *("BadRequestError", "APIStatusError", "ConnectionRefusedError", "APITimeoutError"),
-        *(
-            "CancelledError",
-            "TimeoutError",
-            "ReadTimeout",
-            "RemoteDisconnected",
-            "EngineGenerateError",
-        ),
-        *("ClientConnectorError", "ServerDisconnectedError", "ChunkedEncodingError", "ReadError"),
+        *("EngineDeadError", "InternalServerError", "APIConnectionError", "HTTPError"),
+        *("HTTPException", "RemoteProtocolError", "ConnectionError", "ConnectionResetError"),
+        *("APIError", "URLError", "BadRequestError", "APIStatusError", "ConnectionRefusedError"),
+        *("APITimeoutError", "CancelledError", "TimeoutError", "ReadTimeout"),
+        *("RemoteDisconnected", "EngineGenerateError", "ClientConnectorError"),
+        *("ServerDisconnectedError", "ChunkedEncodingError", "ReadError"),
     }
 )
 """Exceptions of clients, and what the rest of an engine says of its core's."""
@@ -82,6 +71,8 @@ _HARDWARE: Final = re.compile(
     r"cutlass[^\n]{0,40}(?:error|fail)|aiter[^\n]{0,40}(?:error|fail)",
     re.IGNORECASE,
 )
+_GPU_CODE: Final = re.compile(r"vllm/v1/worker/gpu/[\w/]+\.py")
+"""Files of vLLM's second model runner, which asks for Triton."""
 _START: Final = re.compile(
     r"(?:fail(?:s|ed)?|unable|refuses) to (?:start|launch|boot|initiali[sz]e)\b|EngineCore failed "
     r"to start|Engine core initialization failed|(?:does not|doesn't|won't|cannot|can't) "
@@ -121,7 +112,7 @@ def read_claim(title: str, text: str) -> Claim:
         if not classes and re.search(pattern, whole, re.IGNORECASE):
             classes.append(kind)
     found = [name for name in dict.fromkeys(_EXCEPTION.findall(text)) if name not in _ECHOES]
-    hardware = _HARDWARE.search(whole)
+    hardware = _HARDWARE.search(whole) or _GPU_CODE.search(whole)
     return Claim(
         classes=list(dict.fromkeys(classes)),
         status=status,

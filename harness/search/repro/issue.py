@@ -5,15 +5,17 @@ The forms are those of vLLM, SGLang and LMDeploy; text that follows none is read
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
-from mmrepro.search.repro.server_command import is_server_command, parse
+from mmrepro.search.repro.server_command import is_server_command, of_manifest, parse
 
 _FENCE: Final = re.compile(
     r"^(?P<indent>[ \t>]*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<kind>[\w+-]*)[^\n]*\n(?P<text>.*?)"
@@ -27,16 +29,24 @@ _PROMPT: Final = re.compile(
     r"^[ \t]*(?:[$%>]|\(\w+\)[ \t]*\$|[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#])[ \t]+"
 )
 _CLIENT_CODE: Final = re.compile(
-    r"^\s*(?:from|import)\s+(?:openai|requests|httpx|aiohttp|urllib|http\.client|anthropic|litellm|"
-    r"urllib3|websockets|langchain_openai|instructor)\b",
+    r"^\s*(?:from|import)\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:openai|requests|httpx|aiohttp|"
+    r"urllib|http\.client|anthropic|litellm|urllib3|websockets|langchain_openai|instructor|"
+    r"lmdeploy\.serve\.openai\.api_client)\b|\bRuntimeEndpoint\(",
     re.MULTILINE,
 )
+_SHELLS: Final = ("bash", "sh", "shell", "zsh", "console", "")
+_IN_SHELL: Final = re.compile(
+    r"^[ \t]*(?:[$>]\s+)?(?:\w+=\S*\s+)*(?:cat\s*>|cat\s*<<|\S*python[\d.]*\s+(?:-c\b|-?\s*<<|-$))",
+    re.MULTILINE,
+)
+"""A shell that brings Python: in a heredoc, or after ``-c``."""
 _OFFLINE: Final = re.compile(
     r"^\s*from\s+vllm\s+import\b.*\bLLM\b|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
     r"from\s+lmdeploy\s+import\b.*\bpipeline\b|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
-_CURL: Final = re.compile(r"^[^#\n]*\bcurl\s+", re.MULTILINE)
+_CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
+_CLIENT_WORDS: Final = re.compile(r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b")
 _RELEASES: Final[Sequence[tuple[str, str]]] = (
     (r"vllm(?:\s+Version)?[\"'` ]*(?:==|:|@|=|version|v|is)?[\s:=v]*", "vllm"),
     (r"sglang(?:\s+Version)?[\"'` ]*(?:==|:|@|=|version|v|is)?[\s:=v]*", "sglang"),
@@ -49,6 +59,10 @@ _LOGGED: Final = re.compile(
 )
 _ENVIRONMENT: Final = re.compile(r"environment|collect_env|versions?\b|系统|环境", re.IGNORECASE)
 _LOG_LINE: Final = re.compile(r"^\(?\w+ pid=\d+\)|^(?:INFO|ERROR|WARNING|DEBUG)\b|^\[\d{4}-|^\s*#")
+_PLAIN: Final = re.compile(
+    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?(?:vllm|sglang|lmdeploy|python[\d.]*\s+-m|docker|podman)\s"
+    r"[^\n]*?(?:\s--?\w|\s[\w.-]+/[\w.-]+)"
+)
 _STARTS: Final = re.compile(
     r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:(?:sudo|nohup|time|exec|env|uv run|poetry run|pixi run|"
     r"numactl\s\S+|[^#\s][^&;#]*(?:&&|;))\s+)*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?"
@@ -145,16 +159,54 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
             elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
                 before.append(plain.strip())
     found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
+    bare = (_PROMPT.sub("", line) for line in _logical(prose))  # without a fence
+    found += [one.strip() for one in bare if is_server_command(one) and _PLAIN.match(one)]
+    found += filter(None, (of_manifest(block.text) for block in blocks))
     if not found:  # a script that starts its server itself
         for block in blocks:
-            for line in _logical(block.text):
-                if is_server_command(line) and not _LOG_LINE.search(line):
-                    found.append(_PROMPT.sub("", line))
+            found += started_by(block.text)
+            if not found:
+                lines = [line for line in _logical(block.text) if is_server_command(line)]
+                found += [_PROMPT.sub("", line) for line in lines if not _LOG_LINE.search(line)]
     if found:
         issue.server = found[0]
         if len(dict.fromkeys(found)) > 1:
             count = len(dict.fromkeys(found))
             issue.notes.append(f"The report has {count} servers' commands: the first one is run.")
+
+
+def started_by(script: str) -> Iterator[str]:
+    """Servers' commands in a Python script: a list of words, or one text."""
+    try:
+        tree = ast.parse(script)
+    except (SyntaxError, ValueError):
+        return
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            known[node.targets[0].id] = _word(node.value, known)
+    for node in ast.walk(tree):
+        words = [_word(one, known) for one in getattr(node, "elts", [])]
+        text = shlex.join(filter(None, words)) or _word(node, known)
+        if is_server_command(text) and not isinstance(node, ast.Name):
+            yield text
+
+
+def _word(node: ast.AST, known: Mapping[str, str]) -> str:
+    """What an expression is as text; "": that is not known."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.Name):
+        return known.get(node.id, "")
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_word(one, known) for one in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _word(node.value, known)
+    if isinstance(node, ast.Attribute):
+        return "python" if node.attr == "executable" else ""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and node.args:
+        return _word(node.args[0], known)
+    return ""
 
 
 def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
@@ -163,9 +215,11 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
     bodies: list[str] = []
     for block in blocks:
         text = block.text
-        if _CLIENT_CODE.search(text) and block.kind not in ("diff", "text", "log"):
+        shell = block.kind in _SHELLS and _IN_SHELL.search(text)
+        python = _CLIENT_CODE.search(text) and block.kind not in ("diff", "text", "log")
+        if python and not shell:
             scripts.append(("python", _without_prompt(text)))
-        elif _CURL.search(text):
+        elif python or _CURL.search(text) or (shell and _CLIENT_WORDS.search(text)):
             curls.append(_without_server(text))
         elif block.kind in ("json", "") and _is_body(text):
             bodies.append(text)
@@ -174,6 +228,9 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
     curls += (
         [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)] if not curls else []
     )
+    bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
+    if bare and not (curls or scripts or bodies):
+        curls.append(_without_server(prose[bare.start() :]))
     if curls:
         scripts.append(("shell", "\n".join(curls)))
     scripts += [("json", body) for body in bodies]
@@ -192,48 +249,73 @@ def _without_prompt(text: str) -> str:
     lines = text.splitlines()
     if any(line.startswith(">>> ") for line in lines):
         return "\n".join(line[4:] for line in lines if line.startswith((">>> ", "... ")))
-    return text
+    return "\n".join(line for line in lines if not re.match(r"[!%]\w", line))  # a notebook's
 
 
 def _without_server(text: str) -> str:
     """The lines of the client in a block that has a server's command and output as well.
 
-    Where lines have a shell's prompt, only those with one are typed; else curl's own lines are,
-    assignments, and what belongs to a loop.
+    Where lines have a shell's prompt, only those with one are typed; else the client's own lines
+    are, assignments, functions and their calls, and what belongs to a loop or a condition.
     """
     lines = _logical(text)
     typed = any(re.match(r"\s*\$ ", line) for line in lines)
     kept: list[str] = []
-    inside = False
+    functions: list[str] = []
+    inside = waits = False
     for line in lines:
         plain = line if inside else _PROMPT.sub("", line)
-        command = bool(_CURL_LINE.match(plain))
         if not inside and is_server_command(plain):
+            waits = True
             continue
-        shell = plain != line if typed else bool(_SHELL_LINE.match(plain)) or _in_loop(kept)
-        if inside or command or shell:
+        if waits and re.match(r"\s*sleep\s", plain):
+            continue  # for the server's start
+        waits = waits and not plain.strip()
+        if begins := None if inside else _FUNCTION.match(plain):
+            functions.append(begins[1] or begins[2])
+        called = re.match(r"\s*([\w-]+)", plain)
+        command = _CLIENT_LINE.match(plain) or (called is not None and called[1] in functions)
+        shell = plain != line if typed else _SHELL_LINE.match(plain) or _in_compound(kept)
+        if inside or command or begins or shell:
             kept.append(plain)
-            inside = _in_quotes("\n".join(kept)) or _in_heredoc("\n".join(kept))
+            so_far = "\n".join(kept)
+            inside = _in_quotes(so_far) or _in_heredoc(so_far) or _in_function(kept)
     return "\n".join(kept).strip() + "\n"
 
 
-_CURL_LINE: Final = re.compile(r"\s*(?:[\w.]+=\S*\s+)*(?:time\s+)?curl\b")
-_SHELL_LINE: Final = re.compile(
-    r"\s*(?:export\s+)?[A-Za-z_]\w*=|\s*(?:for|while|do|done|if|then|fi|cat|echo|sleep|wait|seq|EOF)"
-    r"\b|\s*[}{]\s*$|\s*[#|]|\s*$"
+_CLIENT_LINE: Final = re.compile(
+    r"[^#]*\b(?:curl|wget)\s+\S|\s*(?:[\w.]+=\S*\s+)*(?:time\s+)?python[\d.]*\s+(?:-c\b|-|<<|\S+\.py)"
 )
+_FUNCTION: Final = re.compile(r"\s*(?:function\s+([\w-]+)(?:\s*\(\))?|([\w-]+)\s*\(\))\s*\{?")
+_COMPOUND: Final = (
+    r"(?:for\s+(?:\w+\s+in\b|\(\()|(?:while|until|if)\s+(?:[\[!($:]|(?:curl|test|true|grep)\b|"
+    r"[^;\n]*;\s*(?:then|do)\b))"
+)
+_SHELL_LINE: Final = re.compile(
+    rf"\s*(?:export\s+|declare\s+|local\s+)?[A-Za-z_]\w*=|\s*{_COMPOUND}|\s*(?:do|done|then|else|elif|"
+    r"fi|cat|echo|printf|sleep|wait|seq|jq|mkdir|EOF)\b|\s*[}{)(]\s*(?:$|[&|>])|\s*[#|]|\s*$"
+)
+_BEGINS: Final = re.compile(rf"(?:^|;|&&|\bdo\b|\bthen\b)\s*{_COMPOUND}")
+_ENDS: Final = re.compile(r"(?:^|;)\s*(?:done|fi)\b")
 
 
-def _in_loop(kept: Sequence[str]) -> bool:
-    return sum(len(_LOOP.findall(line)) - len(_DONE.findall(line)) for line in kept) > 0
+def _in_compound(kept: Sequence[str]) -> bool:
+    """Whether a loop or a condition is open."""
+    return sum(len(_BEGINS.findall(line)) - len(_ENDS.findall(line)) for line in kept) > 0
 
 
-_LOOP: Final = re.compile(r"(?:^|;)\s*(?:for|while)\b")
-_DONE: Final = re.compile(r"(?:^|;)\s*done\b")
+def _in_function(kept: Sequence[str]) -> bool:
+    """Whether a function is open: its brace is closed on a line of its own, or at a line's end."""
+    began = next((n for n in range(len(kept) - 1, -1, -1) if _FUNCTION.match(kept[n])), None)
+    if began is None:
+        return False
+    rest = kept[began:]
+    return not any(re.match(r"\s*\}|[^#]*;\s*\}\s*$", line) for line in rest)
 
 
 def _in_quotes(text: str) -> bool:
-    """Whether a quote is open at the end of a shell's text."""
+    """Whether a quote is open at the end of a shell's text. A comment and a heredoc open none."""
+    text = _HEREDOC.sub(r"\2", text)
     mark, place = "", 0
     while place < len(text):
         char = text[place]
@@ -245,15 +327,20 @@ def _in_quotes(text: str) -> bool:
             mark = "" if char == mark else mark
         elif char in "'\"":
             mark = char
+        elif char == "#" and text[place - 1 : place].strip() == "":
+            place = text.find("\n", place) if "\n" in text[place:] else len(text)
         place += 1
     return bool(mark)
 
 
+_OPENED: Final = r"(?<!<)<<(?!<)-?[ \t]*[\"']?([A-Za-z_]\w*)"
+_HEREDOC: Final = re.compile(
+    _OPENED + r"[\"']?([^\n]*\n)(?:.*?\n)??[ \t]*\1[ \t]*(?=\n|\Z)", re.DOTALL
+)
+
+
 def _in_heredoc(text: str) -> bool:
-    for found in re.finditer(r"<<-?\s*[\"']?(\w+)[\"']?", text):
-        if not re.search(rf"^\s*{found[1]}\s*$", text[found.end() :], re.MULTILINE):
-            return True
-    return False
+    return re.search(_OPENED, _HEREDOC.sub(r"\2", text)) is not None
 
 
 def _is_body(text: str) -> bool:

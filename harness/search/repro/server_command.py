@@ -6,6 +6,8 @@ release's parser knows is read from its installed source; nothing is imported.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -240,6 +242,8 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
         engine, words, release, env = _in_image(words[program + 2 :])
         if words and not is_server_command(" ".join(words)):
             return engine, words[words[:1] == ["serve"] :], release, env
+    if inner := next((w for w in words if " " in w and is_server_command(w)), ""):
+        words = shlex.split(inner)  # of a shell: -c "…"
     names = [Path(word).name for word in words]
     for at, name in enumerate(names):
         if name in ("vllm", "sglang") and names[at + 1 : at + 2] == ["serve"]:
@@ -280,6 +284,42 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
             kept = {k: v for k, v in env.items() if _is_for_server(k)}
             return engine, words[at + 1 :], version[1] if version else "", kept
     raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
+
+
+_MANIFEST: Final = re.compile(
+    r"^(?P<indent>[ \t]*)(?:- )?(?:entrypoint|command|args):[ \t]*(?P<rest>[^\n]*)\n"
+    r"(?P<more>(?:(?P=indent)[ \t-]+\S[^\n]*\n|[ \t]*\n)*)",
+    re.MULTILINE,
+)
+
+
+def of_manifest(text: str) -> str:
+    """The ``docker run`` of an image and its words in a compose file, or in a pod of Kubernetes;
+    "": there is none of an engine."""
+    image = re.search(r"^[ \t]*(?:- )?image:[ \t]*[\"']?([\w./:@-]+)", text, re.MULTILINE)
+    if image is None or not _IMAGE.match(image[1]):
+        return ""
+    words = ["docker", "run", image[1]]
+    for found in _MANIFEST.finditer(text + "\n"):
+        rest, more = re.sub(r"^[>|]-?$", "", found["rest"].strip()), found["more"]
+        if rest.startswith("["):
+            words += _listed(rest + more)
+            continue
+        try:
+            words += shlex.split(rest + " " + re.sub(r"^[ \t]*- ", "", more, flags=re.MULTILINE))
+        except ValueError:
+            continue
+    return shlex.join(words)
+
+
+def _listed(text: str) -> list[str]:
+    """The words of a list in brackets, quoted or not."""
+    quoted = re.sub(r"(?<=[\[,])\s*([^\s\"'\[\],][^,\]]*?)\s*(?=[,\]])", r'"\1"', text)
+    for one in (text, quoted):
+        for end in re.finditer(r"\]", one):
+            with contextlib.suppress(ValueError, SyntaxError):
+                return [str(word) for word in ast.literal_eval(one[: end.end()])]
+    return []
 
 
 def _take_out(asked: ServerAsked) -> None:
@@ -373,39 +413,17 @@ NEEDED: Final[Mapping[str, str]] = {
         (
             *("--quantization", "--kv-cache-dtype", "--attention-backend", "--compilation-config"),
             *("--prefill-attention-backend", "--decode-attention-backend", "--sampling-backend"),
-            *(
-                "--enable-torch-compile",
-                "--cudagraph-mode",
-                "--moe-runner-backend",
-                "--moe-backend",
-            ),
-            *(
-                "--enable-flashinfer-allreduce-fusion",
-                "--enable-piecewise-cuda-graph",
-                "--fp8-gemm",
-            ),
-            *("--cpu-offload-gb", "--kv-offloading-size", "--enable-sleep-mode", "--quant-policy"),
+            *("--enable-torch-compile", "--cudagraph-mode", "--moe-runner-backend"),
+            *("--moe-backend", "--enable-flashinfer-allreduce-fusion"),
+            *("--enable-piecewise-cuda-graph", "--fp8-gemm", "--cpu-offload-gb"),
+            *("--kv-offloading-size", "--enable-sleep-mode", "--quant-policy"),
             *("--mm-attention-backend", "--cuda-graph-config", "--cuda-graph-backend-decode"),
-            *(
-                "--cuda-graph-backend-prefill",
-                "--kernel-config",
-                "--attention-config",
-                "--calculate",
-            ),
-            *(
-                "--enable-memory-saver",
-                "--mamba-backend",
-                "--linear-attn-backend",
-                "--communication",
-            ),
-            *("--enable-two-batch-overlap", "--enable-single-batch-overlap", "--model-format"),
-            *("--nsa-prefill-backend", "--nsa-decode-backend", "--torchao-config", "--gdn-backend"),
-            *(
-                "--enable-nccl-nvls",
-                "--enable-symm-mem",
-                "--enable-mscclpp",
-                "--weight-transfer-config",
-            ),
+            *("--cuda-graph-backend-prefill", "--kernel-config", "--attention-config"),
+            *("--calculate", "--enable-memory-saver", "--mamba-backend", "--linear-attn-backend"),
+            *("--communication", "--enable-two-batch-overlap", "--enable-single-batch-overlap"),
+            *("--model-format", "--nsa-prefill-backend", "--nsa-decode-backend"),
+            *("--torchao-config", "--gdn-backend", "--enable-nccl-nvls", "--enable-symm-mem"),
+            *("--enable-mscclpp", "--weight-transfer-config"),
         ),
         _GPU,
     ),

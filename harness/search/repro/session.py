@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -64,15 +64,18 @@ from packaging.version import Version
 MAX_TEXT = 4 << 20
 HEAD = 1 << 20
 SLOW_ANSWER_S = 1.0
+MOST_IN_A_ROW, IN_A_ROW_S, MANY = 10, 20.0, 30
+"""Times that requests without a failure are sent again; seconds of that; requests at most."""
 EARLIER, MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
 CLIENT_DIR: Final = "client"
 RUN_FILE: Final = "client.json"
 NO_FILE: Final = Path()
-ASSERTED: Final = "device-side assert"
+TRIED: Final = re.compile(r"device-side assert|v1/worker/gpu/")
+"""What a report says of a GPU, and a CPU may show as well: an index that is out of range, which is
+an exception there; code of vLLM's second model runner, which asks for Triton."""
 SEVERAL_GPUS: Final = re.compile(r"NCCL|NVLink", re.IGNORECASE)
 """In what a report says of its hardware."""
-"""What a GPU says of an index that is out of range: a CPU raises an exception there."""
 
 # ---------------------------------------------------------------------------------- what is asked
 
@@ -352,7 +355,7 @@ class Reproducing(Replaying):
         """All of it, to the verdict."""
         assert self._files is not None
         claim = self.facts.claim
-        if claim.hardware and ASSERTED not in claim.hardware:
+        if claim.hardware and not TRIED.search(claim.hardware):
             why = f"not testable here: the report has {claim.hardware!r}, which needs a GPU"
             self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
             return
@@ -374,6 +377,7 @@ class Reproducing(Replaying):
         rounds = Rounds(self, self._files, start)
         if self._files.case.operations or not self._client_ran:
             rounds.run()
+            self._in_a_row(rounds)
         self._on_fixed(rounds)
         for finding in self.replay.findings:
             finding.same_as = earlier(finding, self.folder)
@@ -453,6 +457,27 @@ class Reproducing(Replaying):
         facts.isolation, facts.output, facts.died = run.isolation, run.output, run.died
         facts.notes += [*run.notes, *filter(None, [ended])]
 
+    # ------------------------------------------------------------------ what comes and goes
+
+    def _in_a_row(self, rounds: Rounds) -> None:
+        """Nothing of a loud failure showed, and requests were answered: send them again and again
+        on one server. A race between two threads shows in a part of the tries."""
+        assert self._files is not None
+        replay, case, claim = self.replay, self._files.case, self.facts.claim
+        told = [*replay.findings, *replay.unconfirmed, *replay.untestable]
+        loud = not claim.classes or set(claim.classes) & (LOUD - {FindingClass.START_FAILURE})
+        answered = [one.seconds or 0.0 for one in replay.answers if not one.refused]
+        times = int(min(MOST_IN_A_ROW, IN_A_ROW_S / max(0.1, sum(answered))))
+        if told or not (loud and answered) or len(case.operations) > MANY or times < 2:
+            return
+        try:
+            rounds.once_more(in_a_row(case, times), f"its requests {times} times in a row")
+        except Spent:
+            return
+        if not (replay.findings or replay.unconfirmed):
+            self.facts.notes.append(f"Sent {times} times in a row on one server: nothing as well.")
+            self.campaign.emit(Note(text=self.facts.notes[-1]))
+
     # ------------------------------------------------------------------ another release
 
     def _on_fixed(self, rounds: Rounds) -> None:
@@ -494,6 +519,32 @@ class Reproducing(Replaying):
         ):
             return on("not-tested", observed)
         return on("fixed", observed)
+
+
+def in_a_row(case: Case, times: int) -> Case:
+    """A case ``times`` times, each when all requests before it have ended."""
+    operations = list(case.operations)
+    before = operations
+    for number in range(2, times + 1):
+        names = {op.id: f"{op.id[:50]}-{number}" for op in case.operations}
+        ended = [f"{op.id}.end" for op in before]
+        before = []
+        for op in case.operations:
+            after = [_renamed(text, names) for text in op.after] or ended
+            values = {name: _renamed(of, names) for name, of in op.values.items()}
+            expect = op.expect and op.expect.model_copy(
+                update={"others": [names[one] for one in op.expect.others]}
+            )
+            changed = {"after": after, "values": values, "expect": expect, "at_s": None}
+            before.append(op.model_copy(update={"id": names[op.id], **changed}))
+        operations += before
+    return case.model_copy(update={"operations": operations})
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """A barrier, or a place in an answer: it begins with an operation."""
+    op, dot, rest = text.partition(".")
+    return f"{names.get(op, op)}{dot}{rest}"
 
 
 def failed_before(replay: Replay, case: Case) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -213,10 +214,14 @@ def run_client(
     box += [word for port in ports for word in ("--port", str(port))]
     box += ["--memory", str(MEMORY), "--cpu", str(CPU_S)]
     env = _variables(wanted, calls, ports[0])
-    told = b""
+    told, removal = b"", list[str]()
     try:
         if wanted.image:
-            command = _container(wanted, box, env, calls)
+            program, name = container_program(), f"mmrepro-client-{secrets.token_hex(6)}"
+            command = _container(wanted, box, env, calls, program, name)
+            removal = [program, "rm", "--force", name]
+            env = dict(os.environ)  # the program's: its images lie in our home
+            made.notes += _without_numbers(wanted, calls)
             made.isolation = f"in a container of {wanted.image}, without a network and our files"
         elif _can_unshare():
             hosts = aside / "hosts"
@@ -231,6 +236,9 @@ def run_client(
             command = _exposed(wanted, proxy, calls, ports, env, made)
         _carry_out(command, wanted, env, proxy, alive, made, writer)
     finally:
+        if removal:  # docker's belongs to its daemon, and outlives the command
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(removal, capture_output=True, timeout=30)
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
             told = pipe.read()
@@ -285,18 +293,28 @@ def container_program() -> str:
 
 
 def _container(
-    wanted: ClientWanted, box: Sequence[str], env: dict[str, str], calls: Called
+    wanted: ClientWanted,
+    box: Sequence[str],
+    env: dict[str, str],
+    calls: Called,
+    program: str,
+    name: str,
 ) -> list[str]:
+    """The command, which ends with the client's own words. PATH stays the image's."""
     aside = wanted.folder.parent
     script = Path(box[0])
     shutil.copyfile(script, aside / script.name)
     told = box.index("--told")
     words = [word for at, word in enumerate(box) if at not in (told, told + 1)]
     inside = [word.replace(str(aside), "/mmrepro") for word in words[1:]]
-    env = {**env, "PATH": os.defpath, "HOME": "/mmrepro/work", "TMPDIR": "/mmrepro/work"}
+    env = {**env, "HOME": "/mmrepro/work", "TMPDIR": "/mmrepro/work"}
+    del env["PATH"]
+    rootless = program == "podman" and os.getuid() != 0
     return [
-        *(container_program(), "run", "--rm", "--network", "none", "--cap-drop", "ALL"),
+        *(program, "run", "--rm", "--name", name, "--network", "none", "--cap-drop", "ALL"),
         *("--security-opt", "no-new-privileges", "--read-only", "--pids-limit", "512"),
+        *("--security-opt", "label=disable"),  # SELinux keeps it from the proxy's socket
+        *(("--userns", "keep-id") if rootless else ()),  # else the folder is not its user's
         *("--memory", str(MEMORY), "--user", f"{os.getuid()}:{os.getgid()}"),
         *("--volume", f"{aside}:/mmrepro", "--workdir", "/mmrepro/work"),
         *(word for name in calls.names for word in ("--add-host", f"{name}:127.0.0.1")),
@@ -305,6 +323,18 @@ def _container(
         *inside,
         *("--", *(word.replace(str(wanted.folder), "/mmrepro/work") for word in wanted.command)),
     ]
+
+
+def _without_numbers(wanted: ClientWanted, calls: Called) -> list[str]:
+    """A container's loopback has no further addresses: those in its scripts become the usual one.
+    Returns sentences."""
+    for file in (wanted.folder / word for word in wanted.command):
+        if calls.numbers and file.is_file():
+            text = file.read_text("utf-8", "replace")
+            for number in calls.numbers:
+                text = text.replace(number, "127.0.0.1")
+            file.write_text(text, encoding="utf-8")
+    return [f"{number} is read as 127.0.0.1." for number in calls.numbers]
 
 
 def _exposed(

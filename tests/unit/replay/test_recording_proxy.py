@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import socket
 import threading
 import time
@@ -17,7 +18,6 @@ from mmrepro.traffic.capture import client as clients
 from mmrepro.traffic.capture.client import (
     ClientWanted,
     _can_unshare,
-    _container,
     beside,
     called,
     run_client,
@@ -312,22 +312,43 @@ def test_without_it_a_taken_port_or_another_host_is_refused(server: int, taken: 
     assert "--container" in error.value.hint
 
 
+CONTAINERS = r"""#!/bin/sh
+echo "$0 $@" >> {calls}
+case $1 in run) exec sleep 60;; esac
+"""
+
+
+@pytest.mark.parametrize("program", ["docker", "podman"])
 def test_a_container_has_no_network_and_only_the_clients_folder(
-    monkeypatch: pytest.MonkeyPatch,
+    server: int, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "container_program", lambda: "docker")
-    script = "curl http://gpu-box:8000/v1/models"
-    with beside(None, script, "client.sh") as folder:
-        wanted = ClientWanted(("bash", "client.sh"), folder, script=script, image="python:3.12")
+    calls = tmp_path / "calls"
+    for name in {"docker", "podman"} - {program}:
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / program).write_text(CONTAINERS.format(calls=calls))
+    (tmp_path / program).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    script = "curl http://gpu-box:8000/v1/models http://192.0.2.7:8000/health"
+    with beside(None, script, "client.sh") as folder, RecordingProxy(server, "tiny") as proxy:
         aside = str(folder.parent)
-        box = [str(Path(clients.__file__)), "--socket", f"{aside}/proxy.sock", "--told", "7"]
-        command = _container(wanted, box, {"OPENAI_API_KEY": "EMPTY"}, called(script))
-    text = " ".join(command)
+        words = ("bash", "client.sh")
+        wanted = ClientWanted(words, folder, script=script, image="python:3.12", limit_s=0.3)
+        made = run_client(wanted, proxy)
+        assert "http://127.0.0.1:8000/health" in (folder / "client.sh").read_text()
+    assert made.ended == "it had not ended after 0 s"
+    assert made.notes == ["192.0.2.7 is read as 127.0.0.1."]
+    _, text, removal = calls.read_text().splitlines()
+    command = text.split()
     assert "--network none" in text
     assert "--cap-drop ALL" in text
     assert command.count("--volume") == 1
     assert f"--volume {aside}:/mmrepro" in text
     assert "--add-host gpu-box:127.0.0.1" in text
     assert "--told" not in command
+    assert "PATH=" not in text  # the image knows where its programs lie
+    assert ("--userns keep-id" in text) is (program == "podman")
     assert "--socket /mmrepro/proxy.sock" in text
     assert command[-2:] == ["bash", "client.sh"]
+    assert removal.split()[1:] == ["rm", "--force", command[command.index("--name") + 1]]

@@ -8,6 +8,7 @@ import shlex
 import pytest
 from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.search.repro.issue import read_issue
+from mmrepro.search.repro.server_command import parse
 
 FORM = """# [Bug]: priority & n>1 crashes engine
 
@@ -105,6 +106,67 @@ def test_heredocs_and_loops_without_a_prompt() -> None:
     )
     issue = read_issue(form(kind="bash", client=client))
     assert issue.client.strip() == client.rpartition("\n")[0]
+
+
+URL = "http://localhost:8000/v1/completions"
+PY = f"import requests\nrequests.post('{URL}', json={{}})"
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        f'ask() {{\n  curl -s {URL} -d "$1"\n}}\nask \'{{"a":\n 1}}\'\nask \'{{"b": 2}}\'',
+        f'function ask {{ curl -s {URL} -d "$1"; }}\nask x',
+        f"python3 - <<'EOF'\n{PY}\nprint(\"it's\")\nEOF",
+        f"cat > client.py <<'EOF'\n{PY}\nEOF\npython client.py",
+        f"python -c \"import requests; requests.post('{URL}', json={{}})\"",
+        f"# it's a comment\ntimeout 10 curl {URL} # isn't\nfor i in 1 2; do\n  curl {URL} &\ndone",
+        f"if curl -sf {URL}; then\n  date\nelse\n  exit 1\nfi\nwget -qO- --post-data='{{}}' {URL}",
+        f"seq 4 | xargs -I{{}} curl {URL} -d @- <<<'{{}}'",
+        f"ID=$(curl -s {URL})\nprintf '%s' \"$ID\"",
+    ],
+)
+def test_a_shells_own_structure_stays_and_its_output_does_not(client: str) -> None:
+    output = (
+        "\nHTTP/1.1 200 OK\nfor more information see the log\nif you like\nTraceback (it's one):"
+    )
+    assert read_issue(form(kind="bash", client=client + output)).client.strip() == client
+
+
+def test_commands_and_clients_without_a_fence() -> None:
+    text = "vllm serve dies\n\nlmdeploy serve api_server m/m \\\n  --tp 1\n\nThen:\n\n" + CURL
+    issue = read_issue(f"# [Bug]: it dies\n\n{text}\n\nif you like")
+    assert parse(issue.server).model == "m/m"
+    assert (issue.client_kind, issue.client.strip()) == ("shell", CURL)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from lmdeploy.serve.openai.api_client import APIClient",
+        "import json, requests",
+        "import os, httpx as h",
+        "sgl.set_default_backend(sgl.RuntimeEndpoint('http://localhost:30000'))",
+    ],
+)
+def test_what_calls_a_server_is_a_client(line: str) -> None:
+    assert read_issue(form(client=f"!pip install x\n{line}")).client == line
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import subprocess, requests\nsubprocess.Popen(['vllm', 'serve', 'm/m', '--seed', '1'])",
+        "import sys, requests\nM = 'm/m'\nrun([sys.executable, '-m', "
+        "'vllm.entrypoints.openai.api_server', '--model', M, '--seed', str(1)])",
+        "import requests\nM = 'm/m'\nrun(\n    f'vllm serve {M} --seed 1'\n)",
+    ],
+)
+def test_a_script_that_starts_its_server(script: str) -> None:
+    issue = read_issue(f"```python\n{script}\n```")
+    assert (issue.client_kind, issue.client) == ("python", script)
+    asked = parse(issue.server)
+    assert (asked.engine, asked.model, asked.options) == ("vllm", "m/m", [("--seed", ["1"])])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.player import RECORDED
 from mmrepro.search.repro import session as sessions
 from mmrepro.search.repro.options import ReproCommand
-from mmrepro.search.repro.session import Reproducing, asked_for
+from mmrepro.search.repro.session import Reproducing, asked_for, in_a_row
 from mmrepro.traffic.capture.client import ClientRun, ClientWanted
 from mmrepro.traffic.capture.proxy import entry_of
 from mmrepro.traffic.case.model import Case
@@ -106,13 +107,48 @@ def test_a_refusal_is_played_once_and_its_words_are_told(tmp_path: Path) -> None
     assert "it is 403" in made.report.said
 
 
-def test_what_is_answered_is_not_played_again_and_again(tmp_path: Path) -> None:
+def test_what_is_answered_is_sent_in_a_row_on_one_more_server(tmp_path: Path) -> None:
     player = RecordingPlayer(engine("200"))
     _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="death")
-    assert player.plays == 1
+    assert player.plays == 2
     assert made.report is not None
     assert (made.report.verdict, made.exit_code) == ("not-reproduced", 0)
     assert "not the death of the report" in made.report.said
+
+
+def test_a_race_shows_in_a_row(tmp_path: Path) -> None:
+    def racing(case: Case) -> dict[str, str]:
+        return {op.id: "500" if n == 4 else "200" for n, op in enumerate(case.operations)}
+
+    player = RecordingPlayer(racing, sent=2)
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500", shrink=False)
+    assert made.report is not None
+    assert made.report.verdict == "reproduced"
+    assert made.findings[0].operations == ["r1-3"]
+
+
+def test_what_comes_and_goes_is_confirmed_and_its_rate_is_not_measured(tmp_path: Path) -> None:
+    plays = chain(["500", "200", "500", "500"], repeat("200"))
+    player = RecordingPlayer(lambda case: {op.id: next(plays) for op in case.operations})
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500", shrink=False)
+    assert made.report is not None
+    assert made.report.verdict == "reproduced"
+    assert (made.findings[0].rate.failed, made.findings[0].rate.plays) == (2, 4)
+    assert player.plays <= 4 + 1 + 3  # seen and confirmed, looked at, with random texts
+
+
+def test_in_a_row_each_waits_for_all_before_it() -> None:
+    first = {"id": "r1", "path": "/open_session", "body": "{}"}
+    then = {"id": "r2", "path": "/generate", "body": "${s}", "after": ["r1.first-token"]}
+    operations = [first, {**then, "values": {"s": "r1.id"}}]
+    case = Case.model_validate(
+        {"server": {"engine": "vllm", "release": "0.23.0"}, "operations": operations}
+    )
+    made = Case.model_validate(in_a_row(case, 3).model_dump())  # sound
+    assert [op.id for op in made.operations] == ["r1", "r2", "r1-2", "r2-2", "r1-3", "r2-3"]
+    assert made.operations[4].after == ["r1-2.end", "r2-2.end"]
+    assert made.operations[5].after == ["r1-3.first-token"]
+    assert made.operations[5].values == {"s": "r1-3.id"}
 
 
 @pytest.mark.parametrize(
@@ -154,6 +190,17 @@ def test_a_report_that_only_a_gpu_can_show_starts_nothing(tmp_path: Path) -> Non
     assert (player.wanted, player.plays) == (None, 0)
     assert made.report is not None
     assert (made.report.verdict, made.exit_code) == ("needs-hardware", 3)
+
+
+def test_a_report_of_code_that_runs_on_a_gpu_is_tried_and_not_called_sound(tmp_path: Path) -> None:
+    report = tmp_path / "ISSUE.md"
+    report.write_text("OverflowError in vllm/v1/worker/gpu/states.py: it dies.")
+    player = RecordingPlayer(engine("200"))
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", file=report)
+    assert player.plays >= 1
+    assert made.report is not None
+    assert made.report.verdict == "needs-hardware"
+    assert "worker/gpu/states.py" in made.report.said
 
 
 def test_a_request_body_is_read_and_not_run(tmp_path: Path) -> None:

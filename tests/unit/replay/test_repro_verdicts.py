@@ -64,6 +64,7 @@ def test_what_a_text_claims(
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         "torch.OutOfMemoryError: CUDA out of memory.",
         "NCCL error in: /x.cpp:1, unhandled system error",
+        'File "/x/vllm/v1/worker/gpu/states.py", line 104, in add_request',
     ],
 )
 def test_what_only_a_gpu_shows_is_noticed(text: str) -> None:

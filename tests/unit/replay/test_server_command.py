@@ -6,6 +6,7 @@ import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.search.repro.server_command import (
     is_server_command,
+    of_manifest,
     options_of,
     parse,
     plain_command,
@@ -168,3 +169,31 @@ def test_the_nearest_release_that_is_here() -> None:
 
 def test_without_a_command_the_model_of_the_requests_is_served() -> None:
     assert plain_command("vllm", '{"model": "a/b"}') == "vllm serve a/b"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "command: --model m/m --seed 3 --x '{\"a\": 1}'\n    ports: []\n",
+        "command: >\n      --model m/m\n      --seed 3 --x '{\"a\": 1}'\n    ports: []\n",
+        'command: ["vllm", "serve"]\n    args: ["m/m",\n      "--seed", "3",'
+        """ "--x", '{"a": 1}']\n""",
+        "command:\n    - /bin/sh\n    - -c\n"
+        """    args:\n    - "vllm serve m/m --seed 3 --x '{\\"a\\": 1}'"\n""",
+        "command: [vllm, serve, m/m, --seed, 3, --x, '{\"a\": 1}']\n",
+    ],
+)
+def test_a_compose_file_or_a_pod_is_a_server(words: str) -> None:
+    text = f"services:\n  one:\n    image: vllm/vllm-openai:v0.12.0\n    {words}"
+    asked = parse(of_manifest(text))
+    assert (asked.engine, asked.release, asked.model) == ("vllm", "0.12.0", "m/m")
+    assert asked.options == [("--seed", ["3"]), ("--x", ['{"a": 1}'])]
+    assert of_manifest(text.replace("vllm/vllm-openai", "nginx")) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['docker run --entrypoint sh vllm/vllm-openai -c "vllm serve m/m"', "sh -c 'vllm serve m/m'"],
+)
+def test_a_shells_word_holds_a_command(text: str) -> None:
+    assert (parse(text).engine, parse(text).model) == ("vllm", "m/m")
