@@ -232,7 +232,7 @@ def test_the_command_that_repeats_it_names_both_servers() -> None:
     newer = NEWER.model_copy(update={"args": ["--cache", "20"], "env": {"X": "1"}})
     line = replace(asked(old="0.23.0"), server=SERVER, new_server=newer).command_line()
     assert line.startswith("mmrepro upgrade 0.23.0 0.24.0 ")
-    for part in ("--server '--cache 10'", "--new-server '--cache 20'", "--new-env=X=1"):
+    for part in ("'--server=--cache 10'", "'--new-server=--cache 20'", "--new-env=X=1"):
         assert part in line
 
 
