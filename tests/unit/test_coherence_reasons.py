@@ -7,8 +7,9 @@ which words.
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -446,3 +447,44 @@ def test_a_zone_that_was_noted_leaves_no_other() -> None:
     assert not doubted("logs", incident)
     assert not doubted("logs", incident, replace(run, utc_offset_s=3600))
     assert doubted("logs", incident, replace(run, utc_offset_s=0))
+
+
+def test_lines_of_whole_seconds_and_of_two_processes_are_not_taken_for_disorder() -> None:
+    """A library prints fractions where the engine does not, and a process may wait before it
+    writes."""
+
+    def doubts(fraction: str, process: str, time: str) -> list[str]:
+        incident = pickle.loads(packed(HANG))
+        (result,) = results(incident, LogsData)
+        known = {line.number: line for line in lines(result.data) if line.time}
+        ordered = [known[number] for number in sorted(known)]
+        second, third = next(
+            (b, c) for b, c in pairwise(ordered) if b.time == c.time and b.process == c.process
+        )
+        third.process, third.time = process or third.process, time or third.time
+        for line in ordered:
+            if line.number > third.number:
+                line.time = ""
+        second.time += fraction
+        return [
+            text
+            for text in coherence._dated(result, incident.evidence, run_of(incident))
+            if f"line {third.number} is older" in text
+        ]
+
+    base = pickle.loads(packed(HANG))
+    known = {line.number: line for line in lines(data_of(base)) if line.time}
+    ordered = [known[number] for number in sorted(known)]
+    shared = next(b.time for b, c in pairwise(ordered) if b.time == c.time)
+    day, _, clock = shared.partition(" ")
+    at = datetime.strptime(clock, "%H:%M:%S")
+    earlier = [f"{day} {at - timedelta(seconds=n):%H:%M:%S}" for n in (1, 2)]
+    assert not doubts(".900000", "", "")
+    assert doubts("", "", earlier[0])
+    assert not doubts("", "Other pid=7", earlier[0])
+    assert doubts("", "Other pid=7", earlier[1])
+
+
+def data_of(incident: Incident) -> LogsData:
+    (result,) = results(incident, LogsData)
+    return result.data
