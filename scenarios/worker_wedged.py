@@ -202,8 +202,8 @@ class WorkerWedged(Scenario):
 
     name = "worker-wedged"
     variant = "python"
-    release, affected = "0.32.0", ">=0.32.0"
-    """Of the installed releases the only one that was run."""
+    release, affected = "0.32.0", ">=0.23.0"
+    """Of 0.23.0 every variant was run, and of 0.24.0 one; nothing older."""
     failure_class: ClassVar[FailureClass | None] = FailureClass.SILENT_HANG
     needs = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
     severity = Severity.CRITICAL

@@ -42,7 +42,7 @@ def test_a_report_is_read_run_and_judged(tmp_path: Path) -> None:
         ("GET", "/v1/models", "200"),
         ("POST", "/v1/chat/completions", "200"),
     ]
-    assert len(made["plays"]) == 2, "the client's server, and one play of what it sent"
+    assert [play["requests"] for play in made["plays"]] == [0, 2, 20], "once, and in a row"
     assert report["replaced"][0]["what"] == "my/Qwen3"
     assert (tmp_path / "out" / "comment.md").is_file()
     assert "it's" in (tmp_path / "out" / "case.json").read_text()

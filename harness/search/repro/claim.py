@@ -95,9 +95,9 @@ def read_claim(title: str, text: str) -> Claim:
     whole = f"{title}\n{text}"
     classes: list[FindingClass] = []
     status = _status(title) or _status(text)
-    if _DEATH.search(whole):
+    if _DEATH.search(whole):  # a status of 500 beside it is how a client sees it, and is not enough
         classes += [FindingClass.DEATH, FindingClass.FAILING]
-    if status is not None and status >= 500:
+    elif status is not None and status >= 500:
         classes.append(FindingClass.SERVER_ERROR)
     if _CRASH.search(whole):
         loose = (FindingClass.DEATH, FindingClass.FAILING, FindingClass.SERVER_ERROR)

@@ -45,7 +45,7 @@ D, F, S, H = (
         ("", "The client gets a disconnected connection and the server exits.", None, [D, F]),
         ("Requests hang forever", "", None, [H]),
         ("", 'I get {"error": ..., "code": 400}', 400, []),
-        ("", "The request gets HTTP 500 and EngineCore dies.", 500, [D, F, S]),
+        ("", "The request gets HTTP 500 and EngineCore dies.", 500, [D, F]),
         ("", "The EngineCore process has exited", None, [D, F]),
         ("How do I use it?", "We use 512 tokens and 500 steps to warm up.", None, []),
         ("How do I use it?", "Please explain.", None, []),
