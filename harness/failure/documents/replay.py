@@ -315,7 +315,8 @@ class Claim(Record):
     @property
     def words(self) -> str:
         """``500``, ``death``: the most specific; "": nothing is known."""
-        return str(self.status or "") or next((one.value for one in self.classes), "")
+        first = next((one.value for one in self.classes), "")
+        return first if first == FindingClass.DEATH else str(self.status or first)
 
 
 class OnRelease(Record):

@@ -144,6 +144,12 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
         (TYPE, {"findings": [finding(D, "EngineDeadError: x")]}, "reproduced", ""),
         (TYPE, {"findings": [finding(D, "TypeError: x", confirmed=False)]}, "unproven", ""),
         (TYPE, {"unconfirmed": [ONCE]}, "unproven", "it died"),
+        (
+            read_claim("", "The request gets HTTP 500 and EngineCore dies."),
+            {"findings": [finding(S)]},
+            "different",
+            "not the death of the report",
+        ),
         (Claim(), {"findings": [finding(S, "ValueError: x")]}, "reproduced", ""),
         (Claim(classes=[H]), {"findings": [finding(S)]}, "different", "not the hang"),
         (Claim(classes=[D]), {"findings": [finding(FindingClass.METRICS)]}, "not-reproduced", ""),
