@@ -620,16 +620,20 @@ def _ended_by_log(view: View) -> list[str]:
 
 
 def _lost(view: View, why: list[str], gone: Sequence[Rank], sentence: str = "") -> Assessment:
-    first = next((rank for rank in gone if rank.role == first_dead(view)), gone[0])
-    runs = f"{'is' if len(gone) == 1 else 'are'} gone, while the rest of the server runs."
-    return _state(
+    told = next((rank for rank in gone if rank.role == first_dead(view)), None)
+    runs = f"{'is' if len(gone) == 1 else 'are'} gone, while the rest of the server runs"
+    if told is None and len(gone) > 1:
+        runs += "; nothing tells which of them ended first"
+    found = _state(
         view,
         ServerState.RANK_LOST,
-        sentence or f"{names(gone)} {runs}",
+        sentence or f"{names(gone)} {runs}.",
         [*why, *view.kills],
-        first,
+        told or gone[0],
         "its log, and dmesg, tell what ended it; the server does not recover",
     )
+    # Where all have ended, most of them were ended by the server.
+    return found if told or len(gone) == 1 else found.model_copy(update={"process": ""})
 
 
 def _plural(ranks: Sequence[Rank]) -> str:

@@ -300,6 +300,16 @@ def test_a_rank_that_is_gone() -> None:
     assert (ended.state, ended.process) == (ServerState.RANK_LOST, "Worker_TP1")
 
 
+def test_of_several_that_are_gone_none_is_called_the_one() -> None:
+    """A real one named the first of both, where the other one was killed."""
+    told = assess(tp(3, states="SZZ"), at(CORE, ASKED), at(FIRST, REDUCE))
+    assert (told.state, told.process) == (ServerState.RANK_LOST, "")
+    assert told.sentence == (
+        "Worker_TP1, Worker_TP2 are gone, while the rest of the server runs; nothing tells which "
+        "of them ended first."
+    )
+
+
 @pytest.mark.parametrize("role", ["Worker_TP", "Worker"])
 def test_a_rank_that_has_ended_keeps_half_of_its_title(role: str) -> None:
     """As the kernel lists an ended process: 15 characters of ``VLLM::Worker_TP1``."""
