@@ -394,7 +394,9 @@ def pairs() -> Iterator[tuple[str, bool, str]]:
 # ------------------------------------------------------------------ watched
 
 ONE = Case("minivllm", engine="minivllm", release="0.1", options=(), model="qwen3")
-SERVERS_WATCHED = 40
+STARTED = {"minivllm": (ONE, 40, 2, 5.0), "tp2-starts": (SERVERS["tp2"].case, 10, 4, 10.0)}
+"""Servers that are watched from their start on: how many, the interval, and the seconds that each
+is idle and then asked."""
 STRETCHES = (0, 0, 1, 1, 2, 2, 4, 4, 8, 8)
 """Clients of one server of tensor parallel 2, for a watch of each."""
 
@@ -436,19 +438,22 @@ def stretch(events: Sequence[dict[str, Any]]) -> tuple[bool, str]:
 
 
 def watches(names: Sequence[str], only: str) -> Iterator[tuple[str, bool, str]]:
-    """Watches of healthy servers from their start on: 40 of minivllm, each of its own server; ten
-    of one server of tensor parallel 2, under different load. Then two wedges of that.
+    """Watches of healthy servers from their start on: 40 of minivllm and ten of tensor parallel 2,
+    each of its own server; ten of one such server under different load. Then two wedges of that.
 
     Args:
         only: expression of the stretches' names.
     """
-    for n in range(SERVERS_WATCHED if "minivllm" in names or not names else 0):
-        with ranks.started(ONE) as server, watching(server.url, "--interval", "2") as events:
-            ranks.ready(server)
-            time.sleep(5.0)
-            server.load(1 + n % 3)
-            time.sleep(5.0)
-        yield f"minivllm {n + 1}, idle, then {1 + n % 3} clients", *stretch(events)
+    for name in [one for one in STARTED if one in names or not names]:
+        case, count, interval_s, seconds = STARTED[name]
+        for n in range(count):
+            words = ("--interval", str(interval_s))
+            with ranks.started(case) as server, watching(server.url, *words) as events:
+                ranks.ready(server)
+                time.sleep(seconds)
+                server.load(1 + n % 3)
+                time.sleep(seconds)
+            yield f"{name} {n + 1}, idle, then {1 + n % 3} clients", *stretch(events)
     if names and "tp2" not in names:
         return
     with ranks.started(SERVERS["tp2"].case) as server:
