@@ -6,6 +6,7 @@ what the probes need to collect it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
@@ -296,6 +297,10 @@ class GpuDevice(Record):
 class GpuData(ProbeData):
     kind: Literal["gpu"] = "gpu"
     devices: list[GpuDevice]
+
+    def held_by(self, pids: Collection[int]) -> list[GpuDevice]:
+        """Those on which one of these processes has memory."""
+        return [d for d in self.devices if any(p.pid in pids for p in d.processes)]
 
 
 class GpuCoreData(ProbeData):

@@ -63,8 +63,7 @@ def pipe_of(
         inner_pid: its number in its own pid namespace.
         inside: a path as that process sees it.
     """
-    words = processes.read(pid, "environ").decode("utf-8", "replace").split("\0")
-    env = dict(word.split("=", 1) for word in words if "=" in word)
+    env = processes.environ(pid)
     if env.get(ENABLE, "0") in ("", "0"):
         return None
 

@@ -77,27 +77,29 @@ class RasProbe(Probe[RasData]):
         """Raises Unavailable where no RAS service answers, TimedOut where it does not in time."""
         end = min(deadline, time.monotonic() + MOST_S)
         try:
-            protocol, as_json, text = self._report(end, as_json=True)
-            sink.write("nccl-ras." + ("json" if as_json else "txt"), text)
-            try:
-                data = read_json(text) if as_json else read_text(text)
-            except (ValueError, RecursionError) as error:
-                if not as_json:
-                    raise NotNccl(f"its report cannot be read: {error}") from error
-                # NCCL 2.28.9 writes no comma before the status of a missing rank.
-                protocol, _, text = self._report(end, as_json=False)
-                sink.write("nccl-ras.txt", text)
-                try:
-                    data = read_text(text)
-                except ValueError as second:
-                    told = f"its report cannot be read: {error}; in words: {second}"
-                    raise NotNccl(told) from second
+            return self._read(sink, end)
         except TimeoutError as late:
             raise TimedOut(f"no whole answer on port {self.port} in {MOST_S:g} s") from late
         except (OSError, NotNccl) as error:
             raise Unavailable(f"no RAS service of NCCL on port {self.port}: {error}") from error
-        data.protocol = protocol
-        return data
+
+    def _read(self, sink: RawSink, end: float) -> RasData:
+        """The report in JSON; in words where there is none, or it cannot be read: NCCL 2.28.9
+        writes no comma before the status of a missing rank. Raises NotNccl, OSError."""
+        why: list[str] = []
+        for asked in (True, False):
+            protocol, as_json, text = self._report(end, as_json=asked)
+            sink.write("nccl-ras." + ("json" if as_json else "txt"), text)
+            try:
+                data = read_json(text) if as_json else read_text(text)
+            except (ValueError, RecursionError) as error:
+                why.append(str(error))
+                if as_json:
+                    continue
+                break
+            data.protocol = protocol
+            return data
+        raise NotNccl(f"its report cannot be read: {'; in words: '.join(why)}")
 
     def _report(self, end: float, *, as_json: bool) -> tuple[int, bool, str]:
         """The service's protocol, whether its report is JSON, and the report."""

@@ -144,6 +144,12 @@ def memory_cgroup(pid: int) -> str:
     return found.get("", "") if own is None else own
 
 
+def environ(pid: int) -> dict[str, str]:
+    """The variables that it was started with; {}: closed to us, or it has ended."""
+    words = read(pid, "environ").decode("utf-8", "replace").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
 def field(pid: int | str, name: str) -> list[bytes]:
     """The words of one line of ``/proc/PID/status``; none where it has no such line."""
     return _words(read(pid, "status"), name)

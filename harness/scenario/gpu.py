@@ -76,7 +76,7 @@ def _own(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> list[GpuDevice]:
     """The GPUs that a process of the server holds. Where the driver tells of no process at all (it
     is asked from another PID namespace): what the run took, or the only one there is."""
     pids = _pids(evidence)
-    held = [d for d in gpu.devices if any(p.pid in pids for p in d.processes)]
+    held = gpu.held_by(pids)
     if held or any(device.processes for device in gpu.devices):
         return held
     taken = [d for d in gpu.devices if d.index in facts.gpus] or gpu.devices

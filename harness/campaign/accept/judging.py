@@ -334,7 +334,7 @@ def _open(finding: Finding) -> str:
 
 
 def _of_classes(found: Sequence[Finding], wanted: Set[FindingClass]) -> Status:
-    """Of what was found, where these are wanted; the set is empty where nothing may be found."""
+    """Whether the wanted classes were found; with none wanted, whether nothing was."""
     confirmed = {f.finding_class for f in found if f.confirmed}
     cut = {f.finding_class for f in found if _cut_short(f)}
     if wanted:

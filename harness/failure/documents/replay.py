@@ -314,7 +314,7 @@ class Claim(Record):
 
     @property
     def words(self) -> str:
-        """``500``, ``death``: the most specific; "": nothing is known."""
+        """``death``, else ``500``, else the first class; "": nothing is known."""
         first = next((one.value for one in self.classes), "")
         return first if first == FindingClass.DEATH else str(self.status or first)
 

@@ -248,6 +248,7 @@ class Collector:
                 "a core dump of the GPU: no process has CUDA's pipe for it; "
                 f"start the server with {ENABLE}=1"
             )
+            return
         self._end = max(self._end, time.monotonic() + GPU_CORE_S)
         self._all(
             *(

@@ -9,7 +9,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -423,7 +423,7 @@ def flight_files(target: Target) -> list[Path]:
     start = began(target)
     prefixes: dict[Path, None] = {}
     for process in target.facts.processes if start is not None else []:
-        name = _dumped_to(processes.read(process.pid, "environ"))
+        name = _dumped_to(processes.environ(process.pid))
         if name.startswith("/"):
             prefixes[inside(process.pid, name)] = None
     found: dict[Path, None] = {}
@@ -437,13 +437,9 @@ def flight_files(target: Target) -> list[Path]:
     return list(found)
 
 
-def _dumped_to(environ: bytes) -> str:
+def _dumped_to(variables: Mapping[str, str]) -> str:
     """Of a process's variables only those that name the dumps are looked at."""
-    for name in VARIABLES:
-        for one in environ.split(b"\0"):
-            if one.startswith(name.encode() + b"="):
-                return one.partition(b"=")[2].decode("utf-8", "replace")
-    return PREFIX
+    return next((variables[name] for name in VARIABLES if name in variables), PREFIX)
 
 
 # --------------------------------------------------------------- addresses and sockets

@@ -88,28 +88,17 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
     course = _stuck(view, pid, courses)
     if course is None:
         return _idle(view, why, role, courses, queued=queued, asked=asked)
-    why.append(_described(course))
+    why += [_described(course), *ranks.dumped(view)]
     hot = course.tid is not None and course.tid == view.hot_thread(pid)
     spins = hot or (bool(view.core_hot) and course.active == course.samples)
     call = view.waits(pid).get(course.tid or 0, "")
     common: dict[str, Any] = {"why": why, "process": role, **_stack(course)}
-    why += ranks.dumped(view)
-    kernel = ranks.on_gpu(view).get(pid or 0, "")
-    device = ranks.waits_for_device(view, course) or (course.place if kernel else "")
-    if device:
+    waits, more = _for_its_device(view, pid, course, spins=spins)
+    if waits:
         return Assessment(
             state=ServerState.KERNEL_STUCK,
-            sentence=f"{role} waits for its device in {device}: {kernel or 'a kernel'} does not "
-            "end.",
-            advice=[KEEP, ranks.XID],
-            **common,
-        )
-    if spins and not course.with_gil and (busy := _gpu_alone(view, pid)):
-        return Assessment(
-            state=ServerState.KERNEL_STUCK,
-            sentence=f"{role} waits in a native call made by {course.place}, while {busy}, which "
-            "nothing else uses, is at 100 %: a kernel does not end.",
-            advice=[KEEP, ranks.XID, MORE_STACKS.format(pid=pid)],
+            sentence=f"{role} waits {waits} does not end.",
+            advice=[KEEP, ranks.XID, *more],
             **common,
         )
     if spins and course.with_gil * 2 >= course.samples:
@@ -148,11 +137,25 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
     )
 
 
+def _for_its_device(
+    view: View, pid: int | None, course: Course, *, spins: bool
+) -> tuple[str, list[str]]:
+    """Where a thread waits for its GPU, and for which kernel; "": it is not known to. And what
+    would tell more."""
+    kernel = ranks.on_gpu(view).get(pid or 0, "")
+    if place := ranks.waits_for_device(view, course) or (course.place if kernel else ""):
+        return f"for its device in {place}: {kernel or 'a kernel'}", []
+    if spins and not course.with_gil and (busy := _gpu_alone(view, pid)):
+        words = f"in a native call made by {course.place}, while {busy}, which nothing else uses"
+        return f"{words}, is at 100 %: a kernel", [MORE_STACKS.format(pid=pid)]
+    return "", []
+
+
 def _gpu_alone(view: View, pid: int | None) -> str:
     """The GPU that only this server uses and that was at 100 % in each of several readings."""
     ours = {p.pid for p in view.facts.processes}
     for _, data in view.evidence.results(GpuData, "check"):
-        for device in data.devices:
+        for device in data.held_by({pid or 0}):
             users = {p.pid for p in device.processes if not p.graphics}
             full = len(device.utilization_pct) > 1 and min(device.utilization_pct) == 100
             if full and pid in users and users <= ours:

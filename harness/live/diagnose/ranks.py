@@ -65,7 +65,7 @@ def workers(facts: TargetFacts) -> list[TargetProcess]:
 
 
 def kind_of(role: str) -> Literal["coordinator", "detokenizer"] | None:
-    """Of a process that serves all ranks; None: it is none."""
+    """What a process that serves all ranks is; None: it is none of them."""
     return next((kind for name, kind in KINDS if name in role), None)
 
 
@@ -125,8 +125,8 @@ def _errors(view: View) -> dict[str, list[str]]:
 
 
 def _speechless(view: View) -> str:
-    """Of ranks that ended the only one without an error in the log, where those of all others say
-    that a peer has closed its connection."""
+    """The only rank that ended without an error in the log, where the errors of all others say that
+    a peer has closed its connection."""
     members = [p.role for p in titled(view).facts.processes if p.state in "ZX" and labels(p.role)]
     said = _errors(view)
     silent = [role for role in members if role not in said]
@@ -404,7 +404,7 @@ def flight(view: View) -> list[str]:
 
 
 def on_gpu(view: View) -> dict[int, str]:
-    """Of each process the kernel that its GPU's core dump shows at work."""
+    """By process, the kernel that its GPU's core dump shows at work."""
     dumps = [d for _, d in view.evidence.results(GpuCoreData, "check")]
     return {dump.pid: dump.kernels[0] for dump in dumps if dump.kernels}
 
@@ -620,7 +620,8 @@ def _ended_by_log(view: View) -> list[str]:
 
 
 def _lost(view: View, why: list[str], gone: Sequence[Rank], sentence: str = "") -> Assessment:
-    told = next((rank for rank in gone if rank.role == first_dead(view)), None)
+    first = first_dead(view)
+    told = next((rank for rank in gone if rank.role == first), None)
     runs = f"{'is' if len(gone) == 1 else 'are'} gone, while the rest of the server runs"
     if told is None and len(gone) > 1:
         runs += "; nothing tells which of them ended first"

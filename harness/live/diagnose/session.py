@@ -228,8 +228,7 @@ def _live(facts: TargetFacts, evidence: Evidence, deadline_s: float = 0.0) -> Li
 def _device(facts: TargetFacts, given: str, evidence: Evidence) -> str:
     """cpu or cuda, by who holds a GPU's memory, the server's option or its installed build."""
     pids = {p.pid for p in facts.processes}
-    seen = [gpu for _, data in evidence.results(GpuData) for gpu in data.devices]
-    if any(process.pid in pids for gpu in seen for process in gpu.processes):
+    if any(data.held_by(pids) for _, data in evidence.results(GpuData)):
         return "cuda"
     kind = given.partition(":")[0]
     return kind if kind in ON else "cpu" if "+cpu" in facts.release_from else ""

@@ -109,4 +109,4 @@ def test_only_dumps_of_this_server_since_its_start_are_taken(
     monkeypatch.setattr(discover.processes, "read", environ_of)
     monkeypatch.setattr(discover, "inside", lambda pid, path: Path(path))
     assert [file.name for file in discover.flight_files(target)] == ["fr_0", "fr_1.json"]
-    assert discover._dumped_to(b"A=1\0") == flight.PREFIX
+    assert discover._dumped_to({"A": "1"}) == flight.PREFIX
