@@ -1,4 +1,4 @@
-"""SGLang: two requests, each of which ends the scheduler, and with it the whole server."""
+"""SGLang: requests, each of which ends the scheduler, and with it the whole server."""
 
 import json
 import re
@@ -28,7 +28,7 @@ from mmrepro.scenario import (
     unmitigated,
     upgrade,
 )
-from mmrepro.scenario.more import TinyQwen2VL, crash
+from mmrepro.scenario.more import TinyQwen2VL, TinyText, crash
 from mmrepro.traffic.reading import MAX_LIKELIEST, Watch
 
 VOCABULARY = TinyQwen2VL().vocab_size
@@ -40,6 +40,25 @@ TRACE = (sglang.ENDED, "in-top-logprobs", "out-of-range")
 def likeliest(sent: RequestRecord) -> int:
     """How many were told of the first token, as far as they are kept."""
     return max((len(top) for choice in sent.choices for top in choice.top), default=0)
+
+
+def unanswered_since(requests: Requests, label: str) -> Finding:
+    """Neither that request nor a later one got an HTTP answer, and neither waited for it."""
+    sent, later = requests.first(label), requests.first(crash.AFTER)
+    text = f"{sent.reply}; then a new text: {later.reply}"
+    if sent.timed_out or later.timed_out:
+        return Finding.unknown(text)
+    return Finding.of(sent.status is None and later.status is None, text)
+
+
+def in_order(logs: Logs, trace: tuple[str, ...]) -> Finding:
+    """The first line of each pattern, each after the one before: one traceback."""
+    found = {name: logs.lines(name) for name in trace}
+    text = ", ".join(f"{len(lines)} × {name}" for name, lines in found.items())
+    if not all(found.values()):
+        return Finding.of(False, text)
+    begun, inside, raised = (lines[0].number for lines in found.values())
+    return Finding.of(begun < inside < raised, f"{text}; lines {begun}, {inside}, {raised}")
 
 
 LOGPROBS_REPORT = issue("sglang#40076", "top_logprobs > vocab size kills the scheduler")
@@ -121,11 +140,7 @@ class TopLogprobsKill(Scenario):
 
     @symptom("the request's connection ends without an answer, and so does every later one")
     def no_answer(self, requests: Requests) -> Finding:
-        sent, later = requests.first(TOO_MANY), requests.first(crash.AFTER)
-        text = f"{sent.reply}; then a new text: {later.reply}"
-        if sent.timed_out or later.timed_out:
-            return Finding.unknown(text)
-        return Finding.of(sent.status is None and later.status is None, text)
+        return unanswered_since(requests, TOO_MANY)
 
     @symptom("as many as the vocabulary has are answered", id="legal-answered", live=False)
     def legal_answered(self, requests: Requests) -> Finding:
@@ -137,12 +152,7 @@ class TopLogprobsKill(Scenario):
 
     @cause("the scheduler ended on topk's exception in get_top_logprobs, the log's first one")
     def topk_raised(self, logs: Logs) -> Finding:
-        found = {name: logs.lines(name) for name in TRACE}
-        text = ", ".join(f"{len(lines)} × {name}" for name, lines in found.items())
-        if not all(found.values()):
-            return Finding.of(False, text)
-        begun, inside, raised = (lines[0].number for lines in found.values())
-        return Finding.of(begun < inside < raised, f"{text}; lines {begun}, {inside}, {raised}")
+        return in_order(logs, TRACE)
 
     rows = (
         row(f"top_logprobs {BEYOND}", "no-answer", answered(LEGAL), "connection closed"),
@@ -314,3 +324,133 @@ class FakeBootstrap(Scenario):
 
 
 FAKE_BOOTSTRAP = FakeBootstrap()
+
+
+EMBEDS_REPORT = issue("sglang#40728", "input_embeds through a session crash the scheduler")
+SESSION, EMBEDDED = "session-of-a-client", 4
+IN_SESSION = "embeddings in a session"
+WITHOUT_SESSION, TEXT_IN_SESSION = "embeddings without a session", "token ids in a session"
+EMBED_TRACE = (sglang.ENDED, "in-session-request", "no-length")
+
+
+class SessionEmbeds(Scenario):
+    """Embeddings that a client sends in a session end SGLang, for everybody.
+
+    What: On a server that takes `input_embeds` a request brings them in a session that the client
+    has opened. It gets no answer, and the server is gone for everybody. Without the session the
+    same embeddings are answered, and so are token ids in the session.
+
+    Why: A request of embeddings has no token ids. Outside of a session the scheduler makes some up,
+    one an embedding. A session builds its requests elsewhere, takes the length of the ids that
+    there are none of, and the exception is raised in the scheduler's loop.
+    """
+
+    name, engine, release = "session-embeds", "sglang", "0.5.23"
+    # Run: 0.5.23, the newest there is. The length is taken in 0.5.23 (session/
+    # session_controller.py), and not in 0.5.6 and 0.5.17.
+    affected = ">=0.5.20"
+    model = TinyText()
+    server = "--disable-radix-cache"
+    log_patterns = (
+        sglang.PATCH_LOG
+        | sglang.ENDED_LOG
+        | {
+            "in-session-request": r"session_controller\.py\", line \d+, in create_req",
+            "no-length": r"TypeError: object of type 'NoneType' has no len\(\)",
+        }
+    )
+    key_log_patterns = EMBED_TRACE
+    mitigations = (
+        sglang.mended(
+            "session-embeds",
+            "TokenizerManager._validate_one_request, which looks for both first",
+            "embeddings in a session are refused with 400",
+        ),
+    )
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    needs = ("input_embeds", "session_params")
+    upstream = Upstream(UpstreamState.OPEN, EMBEDS_REPORT, "2026-11-26")
+    references = (EMBEDS_REPORT,)
+    sources = (
+        quote(
+            "sglang/srt/session/session_controller.py", "Session.create_req",
+            "the length of token ids that a request of embeddings has none of", "len(input_ids)",
+        ),
+        quote(
+            "sglang/srt/managers/scheduler.py", "Scheduler.handle_generate_request",
+            "outside of a session they are made up", "[1]) * seq_length",
+        ),
+    )  # fmt: skip
+
+    async def ask_for(self, drive: Drive, label: str, **fields: object) -> RequestRecord:
+        body = {"sampling_params": {"max_new_tokens": 4, "temperature": 0}, **fields}
+        return await drive.traffic.raw(
+            label, path="/generate", body=json.dumps(body).encode(), deadline_s=drive.deadline_s
+        )
+
+    async def trigger(self, drive: Drive) -> None:
+        opened = {"capacity_of_str_len": 1000, "session_id": SESSION}
+        await drive.traffic.raw(
+            "open the session", path="/open_session", body=json.dumps(opened).encode(),
+            deadline_s=drive.deadline_s,
+        )  # fmt: skip
+        embeds, session = [[0.01] * TinyText().width] * EMBEDDED, {"id": SESSION}
+        await self.ask_for(drive, WITHOUT_SESSION, input_embeds=embeds)
+        await self.ask_for(drive, TEXT_IN_SESSION, input_ids=[1] * EMBEDDED, session_params=session)
+        await drive.unless_stuck(
+            self.ask_for(drive, IN_SESSION, input_embeds=embeds, session_params=session)
+        )
+        await crash.watch(drive)
+
+    @precondition("the session is open, and the embeddings came as far as it: refused, or in it")
+    def in_the_session(self, requests: Requests, logs: Logs) -> Finding:
+        opened, sent = requests.first("open the session"), requests.first(IN_SESSION)
+        if opened.status != 200:
+            return Finding.of(False, f"the session is not open: {opened.reply}")
+        if sent.status is not None and 400 <= sent.status < 500:
+            return Finding.of("input_embeds" in sent.error, sent.reply)
+        if sent.answered:
+            return Finding.of(True, sent.reply)
+        if not logs.count("in-session-request"):
+            raise Missing(f"it is not seen how far it came: {sent.reply}")
+        return Finding.of(True, "the traceback goes through the session's create_req")
+
+    @symptom("the request's connection ends without an answer, and so does every later one")
+    def no_answer(self, requests: Requests) -> Finding:
+        return unanswered_since(requests, IN_SESSION)
+
+    symptoms = (
+        sglang.server_lost(),
+        symptom(
+            "the embeddings without a session, and token ids in it, are answered",
+            answered(WITHOUT_SESSION, TEXT_IN_SESSION), id="others-answered",
+        ),
+    )  # fmt: skip
+
+    @cause("the scheduler ended on the length of nothing in the session's create_req, the log's "
+           "first exception")  # fmt: skip
+    def length_of_nothing(self, logs: Logs) -> Finding:
+        return in_order(logs, EMBED_TRACE)
+
+    rows = (
+        row("embeddings in a session", "no-answer", answered(WITHOUT_SESSION), "connection closed"),
+        row("the server", "server-gone", "alive", "gone"),
+        row("the log's exception", "length-of-nothing", "none", "NoneType has no len()"),
+        row("one without the other", "others-answered", "200", abnormal_if=False),
+    )
+    claims = (
+        claim(
+            "kills", "embeddings through a session end the scheduler, and the server with it",
+            by=("no-answer", "server-gone"),
+            given=("in-the-session", unmitigated), refutable_on=affected,
+        ),
+        claim(
+            "no-ids", "the session takes the length of token ids that there are none of",
+            by="length-of-nothing", given=("in-the-session", unmitigated), refutable_on=affected,
+        ),
+        claim("apart", "each of the two without the other is answered", by="others-answered"),
+    )  # fmt: skip
+    works_after = ("others-answered", answered(crash.AFTER), sglang.patch_worked)
+
+
+SESSION_EMBEDS = SessionEmbeds()

@@ -126,6 +126,24 @@ completions-session --release 0.18.0
 lora-no-adapter
 lora-no-adapter --release 0.33.0
 lora-no-adapter --mitigation spare-slot
+lora-reload
+lora-reload --release 0.32.0
+lora-reload --mitigation no-prefix-caching
+lora-added
+lora-added --release 0.32.0
+lora-added --mitigation spare-slots
+tool-arguments-dropped
+tool-arguments-dropped --mitigation not-streamed
+json-object-false
+json-object-false --release 0.25.0
+priority-children
+priority-children --release 0.12.0
+priority-children --mitigation fcfs
+hybrid-checkpoint
+hybrid-checkpoint --release 0.32.0
+hybrid-checkpoint --mitigation no-prefix-caching
+session-embeds
+session-embeds --mitigation patch
 mm-prefill-contract --variant slot-mapping --server-arg=--text-only
 mm-prefill-contract --variant pinned-placeholder --mitigation fix --server-arg=--fault=slot-mapping
 borrowed-faults --variant ghost-key-lru --server-arg=--mm-cache-tokens=4096

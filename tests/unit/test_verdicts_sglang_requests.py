@@ -26,6 +26,7 @@ DIFFERENT, INCONCLUSIVE = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
 TOO_MANY, AFTER = "more than the vocabulary", "after: a new text"
 LEFT, BESIDE = "victim: user10-b beside user1", "control: user10-a beside user2"
 GHOST, STAYS = "ghost: a client that leaves", "control: a client that stays"
+IN_SESSION, PLAIN_EMBEDS = "embeddings in a session", "embeddings without a session"
 FAKE, PLAIN = "long, with the host", "long, without a host"
 
 
@@ -53,6 +54,12 @@ CASES: list[tuple[str, Edit, Outcome]] = [
     ("top-logprobs-kill-patch", asked(TOO_MANY, error="too long"), INCONCLUSIVE),
     ("top-logprobs-kill-patch", asked(TOO_MANY, status=200, error=""), INCONCLUSIVE),
     ("top-logprobs-kill-patch", asked(AFTER, status=500, error="x"), DIFFERENT),
+    ("session-embeds-0.5.23", logged(**{"scheduler-exception": 0}), DIFFERENT),
+    ("session-embeds-0.5.23", asked(PLAIN_EMBEDS, status=500), DIFFERENT),
+    ("session-embeds-0.5.23", asked("open the session", status=404), INCONCLUSIVE),
+    ("session-embeds-0.5.23", gone(IN_SESSION), INCONCLUSIVE),
+    ("session-embeds-patch", asked(IN_SESSION, error="too long"), INCONCLUSIVE),
+    ("session-embeds-patch", asked(AFTER, status=500, error="x"), DIFFERENT),
     ("abort-by-prefix-0.5.23", asked(LEFT, finish_reason="length"), DIFFERENT),
     ("abort-by-prefix-0.5.23", asked(BESIDE, completion_tokens=3), DIFFERENT),
     ("abort-by-prefix-0.5.23", facts(ends_a_longer_one=False), DIFFERENT),

@@ -16,6 +16,7 @@ import test_verdicts_lora as lora
 import test_verdicts_prefill as prefill
 import test_verdicts_race as race
 import test_verdicts_sglang as sglang
+import test_verdicts_stack as stack
 from made_up import desync_run, hang_run
 from made_up_crash import overflow_run
 from made_up_kv import crash_run, opaque_run
@@ -43,6 +44,11 @@ TABLES = {
         "completions-session-0.14.0", completions.SCENARIO, completions.ROWS
     ),
     "lora-no-adapter": recorded("lora-no-adapter-0.32.0", lora.SCENARIO, lora.ROWS),
+    "lora-reload": recorded("lora-reload-0.25.0", stack.RELOAD, stack.RELOAD_ROWS),
+    "lora-added": recorded("lora-added-0.25.0", stack.ADDED, stack.ADDED_ROWS),
+    "tool-arguments-dropped": recorded(
+        "tool-arguments-dropped-0.33.0", stack.TOOLS, stack.TOOL_ROWS
+    ),
 }
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 

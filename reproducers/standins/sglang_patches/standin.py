@@ -64,6 +64,20 @@ def top_logprobs(module: ModuleType) -> None:
     cls._validate_one_request = validate
 
 
+def session_embeds(module: ModuleType) -> None:
+    """Embeddings in a session are refused before the scheduler."""
+    cls: Any = module.TokenizerManager
+    original = cls._validate_one_request
+
+    def validate(self: Any, obj: Any, *rest: Any) -> Any:
+        if getattr(obj, "input_embeds", None) and getattr(obj, "session_params", None):
+            say(NAME, "called, input_embeds in a session refused")
+            raise ValueError("input_embeds cannot be used in a session")
+        return original(self, obj, *rest)
+
+    cls._validate_one_request = validate
+
+
 def extra_key_from_hash(module: ModuleType) -> None:
     """What a request is cached under has the whole hash of each of its pictures in it."""
     cls: Any = module.Req
@@ -96,6 +110,7 @@ PATCHES: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
     "own-hash": (f"{MANAGERS}.io_struct", own_hash),
     "exact-rid": (f"{MANAGERS}.scheduler", exact_rid),
     "top-logprobs": (f"{MANAGERS}.tokenizer_manager", top_logprobs),
+    "session-embeds": (f"{MANAGERS}.tokenizer_manager", session_embeds),
     "extra-key-from-hash": (f"{MANAGERS}.schedule_batch", extra_key_from_hash),
     "full-64-bit-hash": (f"{MANAGERS}.schedule_batch", full_hash),
 }

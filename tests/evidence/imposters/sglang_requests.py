@@ -135,10 +135,29 @@ FAKE: list[Row] = [
      "the tokenizer makes few tokens of the prompt: it fits one chunk",
      asked("long, without a host", "long, with the host", prompt_tokens=90), INCONCLUSIVE),
 ]  # fmt: skip
+EMBEDS: list[Row] = [
+    ("killed-for-its-memory", "0.5.23", "other-cause",
+     "the server ends with -9, and its log has no exception",
+     logged(**{"scheduler-exception": 0, "in-session-request": 0, "no-length": 0}), DIFFERENT,
+     ("apart",)),
+    ("another-exception", "0.5.23", "other-cause",
+     "the scheduler ended on another exception, below create_req as well",
+     logged(**{"no-length": 0}), DIFFERENT, ("kills", "apart")),
+    ("no-log", "0.5.23", "absent-probe", "the log could not be read", unread, INCONCLUSIVE,
+     ("apart",)),
+    ("no-session", "patch", "trigger-failed", "the server has no such route: sessions are off",
+     asked("open the session", status=404, error="not found"), INCONCLUSIVE, ("apart",)),
+    ("late-afterwards", "patch", "overload", "nobody answers in time: the machine may be busy",
+     asked("after: a new text", timed_out=True, error="no complete answer in 20.0 s"), DIFFERENT,
+     ("apart",)),
+    ("refused-for-its-key", "patch", "trigger-failed", "a gateway refuses the request for its key",
+     asked("embeddings in a session", status=401, error="no such key"), INCONCLUSIVE, ("apart",)),
+]  # fmt: skip
 IMPOSTERS = [
     *listed("caller-hash", HASH),
     *listed("top-logprobs-kill", KILL),
     *listed("abort-by-prefix", ABORT),
     *listed("ghost-decode", GHOST),
     *listed("fake-bootstrap", FAKE),
+    *listed("session-embeds", EMBEDS),
 ]

@@ -20,6 +20,9 @@ FIXED = {
     "embeds-mrope": "refuse-embeds",
     "text-only-placeholder": "0.23.0",
     "seeded-chunk": "larger-budget",
+    "json-object-false": "0.25.0",
+    "priority-children": "0.12.0",
+    "hybrid-checkpoint": "no-prefix-caching",
 }
 """The recording that is not reproduced."""
 SEEN = {
@@ -28,6 +31,9 @@ SEEN = {
     "embeds-mrope": "0.23.0",
     "text-only-placeholder": "0.14.0",
     "seeded-chunk": "0.32.0",
+    "json-object-false": "0.24.0",
+    "priority-children": "0.11.0",
+    "hybrid-checkpoint": "0.33.0",
 }
 
 
