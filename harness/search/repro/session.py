@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,18 +49,22 @@ from mmrepro.search.repro.server_command import (
     parse,
     plain_command,
     release_here,
+    serves,
     translated,
 )
 from mmrepro.traffic.capture.client import (
     ClientRun,
     ClientWanted,
     beside,
+    pictures_in,
     with_plain_addresses,
+    with_plain_commands,
 )
-from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.capture.messages import UNSEEN_SIZE, Captured
 from mmrepro.traffic.capture.read import holds_case, read
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
+from mmrepro.traffic.drive import noise
 from packaging.version import Version
 
 MAX_TEXT = 4 << 20
@@ -88,6 +94,7 @@ class Client:
         words: the command; with ``name`` in it for ``text``.
         text: of the script.
         script: where it lies; None: in a report.
+        files: further ones of a report, by name.
     """
 
     shown: str
@@ -96,6 +103,12 @@ class Client:
     text: str = ""
     script: Path | None = None
     file: Path | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> str:
+        """All that it says."""
+        return "\n".join([self.text, *self.files.values()])
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ def asked_for(options: ReproCommand) -> ReproAsked:
     """Read a report and the words beside it. Raises UsageError: what is missing, in a sentence."""
     issue = _issue(options)
     client = _client(options, issue)
-    traffic = client.text or _head(client.file)
+    traffic = client.texts.strip() or _head(client.file)
     given = claim_of(options.reported) if options.reported else Claim()
     claim = issue.claim
     if options.on_gpu and not SEVERAL_GPUS.search(claim.hardware):
@@ -149,7 +162,20 @@ def _issue(options: ReproCommand) -> Issue:
         text = read_file(options.file, MAX_TEXT).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(f"{options.file} cannot be read: {error.strerror}.") from error
-    return read_issue(text)
+    issue = read_issue(text)
+    if issue.other_engine and not options.server_command:
+        raise UsageError(
+            f"The report is of {issue.other_engine}; mmrepro starts vLLM, SGLang and LMDeploy.",
+            hint='--server "vllm serve MODEL" to send its requests to one of these',
+        )
+    return issue
+
+
+def _is_missing(path: str, script: Path | None) -> bool:
+    """Whether a file that a client names is not beside it, and would be in its folder."""
+    beside_it = script.parent if script is not None else Path("/nowhere")
+    whole = (beside_it / path).resolve()
+    return not is_file(whole) and (Path(path).is_absolute() or ".." not in Path(path).parts)
 
 
 def _head(file: Path | None) -> str:
@@ -172,9 +198,12 @@ def _client(options: ReproCommand, issue: Issue) -> Client:
     if options.client:
         return _given_client(options.client)
     if issue.client_kind == "python":
-        return _script("client.py", issue.client, "a Python script of the report")
+        made = _script("client.py", issue.client, "a Python script of the report")
+        return replace(made, files=issue.files)
     if issue.client_kind == "shell":
-        return _script("client.sh", issue.client, "curl lines of the report")
+        named = next((name for name in issue.files if name.endswith(".py")), "")
+        shown = f"{named} of the report" if named else "curl lines of the report"
+        return replace(_script("client.sh", issue.client, shown), files=issue.files)
     if issue.client_kind == "json":
         return Client("a request's body of the report", name="body.json", text=issue.client)
     if options.resume is not None and is_file(options.resume / CASE_FILE):
@@ -188,6 +217,11 @@ def _client(options: ReproCommand, issue: Issue) -> Client:
             hint='--client "python client.py" with the same requests to a server',
         )
     what = "The report has" if options.file not in (None, NO_FILE) else "There is"
+    if issue.other_client:
+        raise UsageError(
+            f"The report's client is {issue.other_client}, which mmrepro does not run.",
+            hint='--client "python client.py", or a file with curl lines or a request\'s body',
+        )
     raise UsageError(
         f"{what} no client: no script with openai or requests, no curl, no request's body.",
         hint='--client "python client.py", or a file with curl lines or a request\'s body',
@@ -242,6 +276,7 @@ def _text(file: Path) -> str:
 def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> Client:
     shell = as_shell or name.endswith(".sh") or text.startswith(("#!/bin/", "#!/usr/bin/env bash"))
     words = ("bash", name) if shell else ("python3", name)
+    text = with_plain_commands(text) if shell else text
     return Client(shown, words=words, name=name, text=text)
 
 
@@ -282,11 +317,13 @@ def _translated_server(
                 f"No release of {command.engine} is named, and none is installed here.",
                 hint="--release VERSION",
             )
-    known = None
+    known, has = None, lambda name: False
     environment = existing(spec_for(command.engine, release, options.device))
     if environment is not None:
-        known = options_of(command.engine, environment.site_packages) or None
-    made: Translated = translated(command, known, traffic, gpu=bool(options.on_gpu))
+        packages = environment.site_packages
+        known = options_of(command.engine, packages) or None
+        has = partial(serves, command.engine, release, packages)
+    made: Translated = translated(command, known, traffic, gpu=bool(options.on_gpu), serves=has)
     facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
     base = {
         "engine": command.engine,
@@ -408,11 +445,26 @@ class Reproducing(Replaying):
         client = self.asked.client
         text, changed = with_plain_addresses(client.text)
         self.facts.notes += changed
+        files = {name: with_plain_addresses(said)[0] for name, said in client.files.items()}
+        lacks = [one for one in pictures_in(client.texts) if _is_missing(one, client.script)]
+        for path in filter(os.path.isabs, lacks):  # read-only there
+            text = text.replace(path, Path(path).name)
+            files = {name: said.replace(path, Path(path).name) for name, said in files.items()}
         folder = self._held.enter_context(beside(client.script, text, client.name))
+        for name, said in files.items():
+            (folder / name).write_text(said, encoding="utf-8")
+        for path in lacks:
+            made = folder / (Path(path).name if Path(path).is_absolute() else path)
+            made.parent.mkdir(parents=True, exist_ok=True)
+            write_file(made, noise(made.name, 1, UNSEEN_SIZE).png)
+            width, height = UNSEEN_SIZE
+            self.facts.notes.append(
+                f"{path} is not here: noise of {width} x {height} stands for it."
+            )
         wanted = ClientWanted(
             client.words,
             folder,
-            script=text,
+            script=with_plain_addresses(client.texts)[0],
             image=self.options.container,
             ports=tuple(filter(None, (_port(self.facts.server),))),
             limit_s=self.options.client_timeout,

@@ -203,6 +203,40 @@ def test_a_report_of_code_that_runs_on_a_gpu_is_tried_and_not_called_sound(tmp_p
     assert "worker/gpu/states.py" in made.report.said
 
 
+def test_what_a_report_shows_and_what_it_lacks_lies_beside_its_client(tmp_path: Path) -> None:
+    report = tmp_path / "issue.md"
+    report.write_text(
+        f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\nb.json:\n```json\n{json.dumps(BODY)}\n```\n\n"
+        "```sh\ncurl localhost:8000/v1/completions -d @b.json -F a=@/data/cat.png -F b=@x/d.jpg\n"
+        "```"
+    )
+    player = Looking(engine("500"))
+    _, made, _ = reproducing(tmp_path, player, file=report, server_command="", client="")
+    assert made.report is not None
+    assert made.report.verdict == "reproduced", made.report.said
+    assert player.files == ["b.json", "cat.png", "client.sh", "x/d.jpg"]
+    assert "@cat.png" in player.script
+    assert "/data/cat.png is not here" in " ".join(made.report.notes)
+
+
+class Looking(RecordingPlayer):
+    def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
+        here = [f for f in wanted.folder.rglob("*") if f.is_file()]
+        self.files = sorted(str(f.relative_to(wanted.folder)) for f in here)
+        return super().record(wanted, folder)
+
+
+def test_a_report_of_another_engine_or_tool_is_refused_by_name(tmp_path: Path) -> None:
+    report = tmp_path / "issue.md"
+    for text, words in (
+        ("Ollama 0.5 dies\n\n```sh\nollama serve\n```", "of Ollama; mmrepro starts"),
+        (f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\n```\nhttp POST :8000/v1\n```", "is HTTPie"),
+    ):
+        report.write_text(text)
+        with pytest.raises(UsageError, match=words):
+            asked_for(ReproCommand(file=report))
+
+
 def test_a_request_body_is_read_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "body.json").write_text(json.dumps(BODY))
     player = RecordingPlayer(engine("500"))
