@@ -94,7 +94,17 @@ _SILENT: Final = (
     ),
     (r"(?:memory|thread|file descriptor|fd|shm) leak|leaks? memory", FindingClass.RESIDUE),
     (r"cross-?talk|another (?:user|request)'s (?:answer|output)", FindingClass.CROSS_TALK),
+    (
+        r"\b(?:is|are|was|were|gets?|being) ignored\b|\bignores?\b|violat\w+|"
+        r"(?:not|never|n't) (?:respect|honou?r|obey|appl|follow|enforce|adhere|take effect)\w*|"
+        r"(?:invalid|not valid|malformed|broken|incomplete) JSON|"
+        r"stream\w* (?:\w+ ){0,3}(?:differ|mismatch|inconsist)|"
+        r"(?:未|不|没有)(?:生效|遵守|起作用)|被忽略",
+        FindingClass.PROTOCOL,
+    ),
 )
+BY_EACH: Final = LOUD | {FindingClass.PROTOCOL, FindingClass.EXPECTATION}
+"""Classes that each replay is judged by; the others take servers to compare with."""
 
 
 def read_claim(title: str, text: str) -> Claim:
@@ -236,7 +246,8 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
     started = [f for f in found if f.finding_class is FindingClass.START_FAILURE]
     if started:
         return _untold(replay, f"nothing was tested: {started[0].said}")
-    if other := next((f for f in found if f.finding_class in LOUD), None):
+    wrong = LOUD if claim.words else BY_EACH
+    if other := next((f for f in found if f.finding_class in wrong), None):
         claimed = f", not the {claim.words} of the report" if claim.words else ""
         return ReproVerdict.DIFFERENT, f"{other.finding_class}{claimed}: {other.said}"
     if report.died:
@@ -248,6 +259,8 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
 def matches(found: Finding | Sighting, claim: Claim) -> bool:
     """Whether what was observed is what the report has: its class, and not another exception."""
     kind = found.finding_class
+    if kind is FindingClass.EXPECTATION:
+        return True  # somebody wrote down what is right
     if kind is FindingClass.START_FAILURE and kind not in claim.classes:
         return False
     lines = found.log_lines if isinstance(found, Finding) else []
@@ -317,7 +330,9 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         tested = f"{len(answers)} request" + "s" * (len(answers) != 1)
         claimed = f", not the {claim.words} of the report" if claim.words else ""
         first_words = f"{last.operation} got {last.status}{claimed}"
-        said = f"{tested} answered, and nothing is wrong: {first_words}"
+        wrong = ", ".join(dict.fromkeys(f.finding_class for f in replay.findings if f.confirmed))
+        nothing = f"what is wrong is another class ({wrong})" if wrong else "nothing is wrong"
+        said = f"{tested} answered, and {nothing}: {first_words}"
     verdict, why = _untold(replay, "")
     if verdict is ReproVerdict.NEEDS_HARDWARE:
         return verdict, f"{why}; here {said}"

@@ -40,11 +40,12 @@ from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.replay.session import Replaying, Rounds
 from mmrepro.search.replay.store import Wanted, WriteReplay
-from mmrepro.search.repro.claim import claim_of, concluded, matches
+from mmrepro.search.repro.claim import BY_EACH, claim_of, concluded, matches
 from mmrepro.search.repro.issue import Issue, read_issue
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.server_command import (
     Translated,
+    of_manifest,
     options_of,
     parse,
     plain_command,
@@ -62,6 +63,7 @@ from mmrepro.traffic.capture.client import (
 )
 from mmrepro.traffic.capture.messages import UNSEEN_SIZE, Captured
 from mmrepro.traffic.capture.read import holds_case, read
+from mmrepro.traffic.case.expecting import checked
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
 from mmrepro.traffic.drive import noise
@@ -133,7 +135,7 @@ def asked_for(options: ReproCommand) -> ReproAsked:
         claim = given.model_copy(
             update={"exceptions": claim.exceptions, "hardware": claim.hardware}
         )
-    text = options.server_command or issue.server
+    text = _server_text(options.server_command) or issue.server
     if not text and issue.engine and not (options.engine or client.file):
         text = plain_command(issue.engine, client.text)
         issue.notes.append(f"The report has no server's command: {text} is taken.")
@@ -171,6 +173,14 @@ def _issue(options: ReproCommand) -> Issue:
     return issue
 
 
+def _server_text(given: str) -> str:
+    """``--server``: a command, or a file with one: a script, a compose file, a pod."""
+    if "\n" in given or not is_file(Path(given)):
+        return given
+    text = _text(Path(given))
+    return of_manifest(text) or text
+
+
 def _is_missing(path: str, script: Path | None) -> bool:
     """Whether a file that a client names is not beside it, and would be in its folder."""
     beside_it = script.parent if script is not None else Path("/nowhere")
@@ -189,8 +199,7 @@ def _head(file: Path | None) -> str:
 
 # -------------------------------------------------------------------------------------- the client
 
-_SHELLS: Final = ("bash", "sh", "zsh", "dash")
-_PYTHONS: Final = ("python", "python3")
+_PYTHON: Final = re.compile(r"^(?:\S*/)?python3\.\d+$")
 
 
 def _client(options: ReproCommand, issue: Issue) -> Client:
@@ -233,7 +242,7 @@ def _given_client(text: str) -> Client:
     if is_folder(whole) or is_file(whole):
         return _of_file(whole, text)
     try:
-        words = shlex.split(text)
+        words = shlex.split(with_plain_commands(text))
     except ValueError as error:
         raise UsageError(f"--client cannot be read: {error}.") from error
     if text.lstrip().startswith("curl "):
@@ -247,7 +256,9 @@ def _given_client(text: str) -> Client:
     script = scripts[0]
     return replace(
         _script(script.name, _text(script), text),
-        words=tuple(script.name if word == str(script) else word for word in words),
+        words=tuple(
+            script.name if word == str(script) else _PYTHON.sub("python3", word) for word in words
+        ),
         script=script.resolve(),
     )
 
@@ -396,7 +407,7 @@ class Reproducing(Replaying):
             why = f"not testable here: the report has {claim.hardware!r}, which needs a GPU"
             self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
             return
-        silent = [kind for kind in claim.classes if kind not in LOUD]
+        silent = [kind for kind in claim.classes if kind not in BY_EACH]
         # One start less than measuring them: a hang is noticed some seconds later.
         deadlines = derive([SLOW_ANSWER_S])
         if self.asked.client.words and not self._files.case.operations:
@@ -430,6 +441,13 @@ class Reproducing(Replaying):
         self._files.write()
 
     # ------------------------------------------------------------------ its client
+
+    def _expecting(self, case: Case) -> Case:
+        """What is expected of a client's requests is put to them when they are known."""
+        if self.asked.client.words and not case.operations:
+            checked(self.options.expect)
+            return case
+        return super()._expecting(case)
 
     def _captured(self) -> Captured:
         client, options = self.asked.client, self.options
@@ -484,6 +502,7 @@ class Reproducing(Replaying):
             else:
                 case, contents = captured.case, captured.contents
                 case = case.model_copy(update={"server": self.options.server})
+                case = self._expecting(case)
         write_case(case, self.folder, contents)
         (self.folder / CLIENT_DIR).mkdir(exist_ok=True)
         write_file(self.folder / CLIENT_DIR / RUN_FILE, run.model_dump_json())

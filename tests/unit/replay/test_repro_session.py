@@ -219,6 +219,38 @@ def test_what_a_report_shows_and_what_it_lacks_lies_beside_its_client(tmp_path: 
     assert "/data/cat.png is not here" in " ".join(made.report.notes)
 
 
+def test_what_is_expected_of_a_client_s_requests_is_put_to_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"release": "0.23.0", "expect": ("r1:status=400", "tokens=<=4")}
+    *_, out = reproducing(tmp_path, RecordingPlayer(engine("400")), **options)
+    (op,) = json.loads((out / "case.json").read_text())["operations"]
+    assert op["expect"] == {"status": "400", "tokens": "<=4"}
+
+
+@pytest.mark.parametrize(
+    ("expect", "words", "clients"),
+    [("text=[", "no regular expression", 0), ("r7:status=400", "there is no request r7", 1)],
+)
+def test_an_expectation_that_is_none_is_no_verdict(
+    expect: str, words: str, clients: int, tmp_path: Path
+) -> None:
+    player = RecordingPlayer(engine("200"))
+    with pytest.raises(UsageError, match=words):
+        reproducing(tmp_path, player, release="0.23.0", expect=(expect,))
+    assert (player.wanted is not None) is bool(clients)
+
+
+def test_a_server_may_be_a_file_and_a_client_a_runner_s(tmp_path: Path) -> None:
+    server, script = tmp_path / "compose.yml", tmp_path / "c.py"
+    server.write_text("services:\n  a:\n    image: vllm/vllm-openai:v0.23.0\n    command: m/m\n")
+    script.write_text("import requests")
+    for runner in ("uv run", "/usr/bin/python3.11", "poetry run python"):
+        client = f"{runner} {script} --n 4"
+        made = asked_for(ReproCommand(server_command=str(server), client=client))
+        assert made.server.release == "0.23.0"
+        assert made.client.words[0] in ("python3", "python")
+        assert made.client.words[1:] == ("c.py", "--n", "4")
+
+
 class Looking(RecordingPlayer):
     def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
         here = [f for f in wanted.folder.rglob("*") if f.is_file()]

@@ -153,7 +153,25 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
         ),
         (Claim(), {"findings": [finding(S, "ValueError: x")]}, "reproduced", ""),
         (Claim(classes=[H]), {"findings": [finding(S)]}, "different", "not the hang"),
-        (Claim(classes=[D]), {"findings": [finding(FindingClass.METRICS)]}, "not-reproduced", ""),
+        (
+            Claim(classes=[D]),
+            {"findings": [finding(FindingClass.METRICS)]},
+            "not-reproduced",
+            "what is wrong is another class (metrics)",
+        ),
+        (Claim(classes=[D]), {"findings": [finding(FindingClass.EXPECTATION)]}, "reproduced", ""),
+        (
+            read_claim("logit_bias of -100 is ignored", ""),
+            {"findings": [finding(FindingClass.PROTOCOL)]},
+            "reproduced",
+            "",
+        ),
+        (
+            Claim(),
+            {"findings": [finding(FindingClass.PROTOCOL)]},
+            "different",
+            "protocol: it fails",
+        ),
         (
             Claim(status=500, classes=[S]),
             {"answers": [answer("400", "a schema is needed")]},
