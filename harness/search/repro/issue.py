@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import yaml
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
 from mmrepro.search.repro.server_command import (
@@ -60,6 +61,10 @@ _OTHER_CLIENTS: Final = (
         "a benchmark",
         r"\bvllm bench\b|benchmark_serving|sglang\.bench_|\bgenai-perf\b|\bguidellm\b|"
         r"\bevalscope\b",
+    ),
+    (
+        "a load generator",
+        r"^\s*(?:[$>%]\s+)?(?:hey|ab|wrk2?|vegeta|oha|k6|siege)\s+(?:-|run\b|attack\b)",
     ),
     ("Go", r"^package main\b"),
     ("Java", r"\bHttpClient\.new|\bOkHttpClient\("),
@@ -172,9 +177,8 @@ def read_issue(text: str) -> Issue:
     _server(issue, blocks, prose)
     _client(issue, blocks, prose)
     _release(issue, text)
-    said = prose + "\n".join(
-        block.text for block in blocks if not _ENVIRONMENT.search(block.section)
-    )
+    shown = [block.text for block in blocks if not _ENVIRONMENT.search(block.section)]
+    said = "\n".join([prose, *shown])
     for taken in (issue.client, issue.server):
         said = said.replace(taken, " ") if taken else said
     issue.claim = read_claim(issue.title, said)
@@ -230,10 +234,27 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
                 lines = [line for line in _logical(block.text) if is_server_command(line)]
                 found += [PROMPT.sub("", line) for line in lines if not _LOG_LINE.search(line)]
     if found:
-        issue.server = found[0]
+        issue.server = _configured(found[0], blocks)
         if len(dict.fromkeys(found)) > 1:
             count = len(dict.fromkeys(found))
             issue.notes.append(f"The report has {count} servers' commands: the first one is run.")
+
+
+def _configured(command: str, blocks: Sequence[Block]) -> str:
+    """A command with the options of its ``--config``, where the report shows that file."""
+    given = re.search(r"--config[= ]\s*(\S+)", command)
+    shown = _named(blocks).get(given[1].rpartition("/")[2]) if given else None
+    if given is None or shown is None:
+        return command
+    try:
+        options = yaml.safe_load(shown)
+    except yaml.YAMLError:
+        return command
+    words = []
+    for name, value in options.items() if isinstance(options, dict) else ():
+        plain = json.dumps(value) if isinstance(value, dict) else str(value)
+        words += [f"--{name}"] if value is True else [f"--{name}", plain] if value else []
+    return f"{command[: given.start()]}{shlex.join(words)}{command[given.end() :]}"
 
 
 def started_by(script: str) -> Iterator[str]:
@@ -272,6 +293,7 @@ def _word(node: ast.AST, known: Mapping[str, str]) -> str:
 
 def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
     scripts: list[tuple[str, str]] = []
+    perhaps: list[tuple[str, str]] = []
     curls: list[str] = []
     bodies: list[str] = []
     for block in blocks:
@@ -284,7 +306,8 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
             or (not offline and _IMPORTS.search(text) and _CALLS.search(text) and _is_python(text))
         )
         if python and not shell:
-            scripts.append(("python", _without_prompt(text)))
+            surely = scripts if _CLIENT_CODE.search(text) else perhaps
+            surely.append(("python", _without_prompt(text)))
         elif python or _CURL.search(text) or (shell and _CLIENT_WORDS.search(text)):
             curls.append(_without_server(text))
         elif raw := _RAW_HTTP.match(text):
@@ -299,12 +322,14 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
     curls += (
         [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)] if not curls else []
     )
+    if not (curls or scripts or bodies or perhaps) and (bare := _bare_python(prose)):
+        scripts.append(("python", bare))
     bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
-    if bare and not (curls or scripts or bodies):
+    if bare and not (curls or scripts or bodies or perhaps):
         curls.append(_without_server(prose[bare.start() :]))
     if curls:
         scripts.append(("shell", "\n".join(curls)))
-    scripts += [("json", body) for body in bodies]
+    scripts += [*perhaps, *(("json", body) for body in bodies)]
     if scripts:
         issue.client_kind, issue.client = scripts[0]
         issue.offline, issue.other_client = False, ""
@@ -315,6 +340,17 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
                 f"The report has {more} more client{'s' * (more > 1)}: the first one is run."
             )
         _files(issue, blocks)
+
+
+def _bare_python(prose: str) -> str:
+    """A script without a fence: from its import as far as it is Python, to the next heading."""
+    found = _CLIENT_CODE.search(prose)
+    if found is None:
+        return ""
+    lines = _HEADING.split(prose[found.start() :].lstrip("\n"), maxsplit=1)[0].splitlines()
+    while lines and not _is_python("\n".join(lines)):
+        lines.pop()
+    return "\n".join(lines).strip()
 
 
 _RAW_HTTP: Final = re.compile(
@@ -365,13 +401,19 @@ _RUN: Final = re.compile(
 )
 
 
+def _named(blocks: Sequence[Block]) -> dict[str, str]:
+    """Blocks below a line that ends with a file's name, by that."""
+    return {
+        name.rpartition("/")[2]: block.text
+        for block in blocks
+        for name in _FILE_NAME.findall(block.line)[-1:]
+    }
+
+
 def _files(issue: Issue, blocks: Sequence[Block]) -> None:
     """Blocks that the report names as files, where its client opens them; a Python script's own
     command, where that has arguments."""
-    named: dict[str, str] = {}
-    for block in blocks:
-        for name in _FILE_NAME.findall(block.line)[-1:]:
-            named[name.rpartition("/")[2]] = block.text
+    named = _named(blocks)
     opened = [name.rpartition("/")[2] for name in _FILE_NAME.findall(issue.client)]
     bodies = [block.text for block in blocks if _body(block.text)]
     for name in dict.fromkeys(opened):
@@ -506,7 +548,8 @@ def _body(text: str) -> str:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
         keys = {"messages", "prompt", "input", "text", "token_ids", "input_ids"}
-        if isinstance(body, dict) and keys & body.keys() and "choices" not in body:
+        answer = {"choices", "meta_info", "usage", "object", "error"}
+        if isinstance(body, dict) and keys & body.keys() and not answer & body.keys():
             return text if one is text and read is json.loads else json.dumps(body)
     return ""
 

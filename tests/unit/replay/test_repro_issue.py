@@ -280,6 +280,40 @@ def test_a_script_that_names_a_server_is_a_client_whatever_it_imports(text: str)
     assert read_issue(form(client=text)).client_kind == "python"
 
 
+def test_a_server_s_own_file_of_options() -> None:
+    file = "model: m/m\nmax-num-seqs: 4\nenable-prefix-caching: true\nlora: {a: 1}"
+    shown = f"`server.yaml`:\n```yaml\n{file}\n```"
+    server = "vllm serve --config /etc/server.yaml --seed 3"
+    asked = parse(read_issue(form(server=server, more=shown)).server)
+    assert asked.model == "m/m"
+    assert dict(asked.options) == {
+        "--max-num-seqs": ["4"],
+        "--enable-prefix-caching": [],
+        "--lora": ['{"a": 1}'],
+        "--seed": ["3"],
+    }
+    assert read_issue(form(server=server)).server == server
+
+
+def test_a_script_without_a_fence_and_words_before_a_fence() -> None:
+    text = f"vLLM 0.12.0\n\nvllm serve m/m --seed 1\n\n{PYTHON}\n\nIt dies then.\n\n### Environment"
+    issue = read_issue(text)
+    assert (issue.client_kind, issue.client) == ("python", PYTHON)
+    ends = read_issue("vllm 0.12.0\n```\nvllm serve m/m\n```\nIt is a crash")
+    assert FindingClass.DEATH in ends.claim.classes
+
+
+def test_a_client_by_its_library_goes_before_one_by_its_address() -> None:
+    setup = "import torch\nprint(torch.__version__, 'for http://localhost:8000')"
+    issue = read_issue(form(more=f"```python\n{setup}\n```"))
+    assert issue.client == PYTHON
+
+
+@pytest.mark.parametrize("more", ['"meta_info": {}', '"usage": {}', '"error": {}'])
+def test_an_answer_of_a_server_is_no_client(more: str) -> None:
+    assert not read_issue(form(kind="json", client=f'{{"text": "x", {more}}}')).client
+
+
 @pytest.mark.parametrize(
     ("client", "words"),
     [
@@ -287,6 +321,7 @@ def test_a_script_that_names_a_server_is_a_client_whatever_it_imports(text: str)
         ("Invoke-RestMethod -Uri http://localhost:8000/v1/models", "PowerShell"),
         ('const r = await fetch("http://localhost:8000/v1/models")', "JavaScript"),
         ("vllm bench serve --model m/m", "a benchmark"),
+        ("hey -n 20 http://localhost:8000/v1/models", "a load generator"),
     ],
 )
 def test_a_client_that_is_not_run_is_named(client: str, words: str) -> None:
