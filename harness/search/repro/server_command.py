@@ -773,32 +773,26 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
     return found
 
 
-_MODELS: Final[Mapping[str, str]] = {
-    "vllm": "model_executor/models/registry.py",
-    "sglang": "srt/models/*.py",
-    "lmdeploy": "pytorch/models/module_map.py",
-}
-
-
 _TRIED: Final[Mapping[str, Version]] = {
+    "Qwen3ForCausalLM": Version("0.11.0"),
     "Qwen3MoeForCausalLM": Version("0.32.0"),
     "Qwen3NextForCausalLM": Version("0.32.0"),
 }
-"""vLLM's first release of which a CPU is known to serve it (docs/lab/stack.md)."""
+"""vLLM's first release of which a CPU is known to serve it (docs/lab/stack.md). SGLang's Qwen3 asks
+for ``sgl_kernel.fused_qk_norm_cpu`` (0.5.23), which our stand-in does not have."""
 
 
 @cache
 def serves(engine: str, release: str, packages: Path, architecture: str) -> bool:
     """Whether an installed engine has an architecture, by its source, and a CPU serves it."""
-    version = _version(release)
-    if architecture in _TRIED and (
-        engine != "vllm" or version is None or version < _TRIED[architecture]
-    ):
+    version, since = _version(release), _TRIED.get(architecture)
+    if engine != "vllm" or version is None or since is None or version < since:
         return False
-    return any(
-        re.search(rf"\b{architecture}\b", file.read_text(encoding="utf-8", errors="replace"))
-        for file in sorted((packages / engine).glob(_MODELS.get(engine, "none")))
-    )
+    registry = packages / "vllm" / "model_executor" / "models" / "registry.py"
+    try:
+        return f'"{architecture}"' in registry.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def _is_known(name: str, known: Mapping[str, bool]) -> bool:

@@ -27,6 +27,7 @@ from mmrepro.failure.documents.replay import (
     Finding,
     FindingClass,
     OnRelease,
+    Replaced,
     Replay,
     ReportFacts,
     ReproVerdict,
@@ -475,10 +476,11 @@ class Reproducing(Replaying):
             made = folder / (Path(path).name if Path(path).is_absolute() else path)
             made.parent.mkdir(parents=True, exist_ok=True)
             write_file(made, noise(made.name, 1, UNSEEN_SIZE).png)
-            width, height = UNSEEN_SIZE
-            self.facts.notes.append(
-                f"{path} is not here: noise of {width} x {height} stands for it."
-            )
+            by = "noise of {} x {}".format(*UNSEEN_SIZE)
+            stands = Replaced(what=path, by=by, why="the picture is not here")
+            self.facts.replaced.append(stands)
+            self.replay.limits.append(stands.words)
+            changed.append(stands.words)
         wanted = ClientWanted(
             client.words,
             folder,
@@ -507,9 +509,9 @@ class Reproducing(Replaying):
         (self.folder / CLIENT_DIR).mkdir(exist_ok=True)
         write_file(self.folder / CLIENT_DIR / RUN_FILE, run.model_dump_json())
         self._known(case, run)
-        for line in (f"The client ran {run.isolation}." if run.isolation else "", *run.notes):
-            if line:
-                self.campaign.emit(Note(text=line))
+        ran = f"The client ran {run.isolation}." if run.isolation else ""
+        for line in filter(None, [*changed, ran, *run.notes]):
+            self.campaign.emit(Note(text=line))
         return result
 
     def _known(self, case: Case, run: ClientRun) -> None:

@@ -291,6 +291,7 @@ def test_a_text_model_s_family_has_its_tiny_one_where_the_release_serves_it(tmp_
     assert model("Qwen/Qwen3-30B-A3B", release="0.23.0") == "text", "not tried on a CPU"
     assert model("Qwen/Qwen3-Next-80B-A3B") == "text", "its architecture is not there"
     assert model("meta-llama/Llama-3.1-8B") == "text"
+    assert not serves("sglang", "0.5.23", tmp_path, "Qwen3ForCausalLM"), "its kernel is not there"
     assert model("Qwen/Qwen3-VL-8B") == "qwen2-vl"
     assert model("Qwen/Qwen3-0.6B", '"logit_bias": {"5": 1}') == "text", "it has more token ids"
     assert translated(parse("vllm serve Qwen/Qwen3-0.6B"), None, "").model == "text"
