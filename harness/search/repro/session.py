@@ -77,6 +77,8 @@ MOST_IN_A_ROW, IN_A_ROW_S, MANY = 10, 20.0, 30
 """Times that requests without a failure are sent again; seconds of that; requests at most."""
 EARLIER, MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
+WRITTEN_OTHERWISE: Final = (".http", ".rest", ".ps1", ".bat", ".cmd", ".js", ".ts", ".mjs")
+"""Files that are read as a report's block of that kind."""
 CLIENT_DIR: Final = "client"
 RUN_FILE: Final = "client.json"
 NO_FILE: Final = Path()
@@ -207,15 +209,8 @@ def _client(options: ReproCommand, issue: Issue) -> Client:
     """Raises UsageError: there is none, or it cannot be read."""
     if options.client:
         return _given_client(options.client)
-    if issue.client_kind == "python":
-        made = _script("client.py", issue.client, "a Python script of the report")
-        return replace(made, files=issue.files)
-    if issue.client_kind == "shell":
-        named = next((name for name in issue.files if name.endswith(".py")), "")
-        shown = f"{named} of the report" if named else "curl lines of the report"
-        return replace(_script("client.sh", issue.client, shown), files=issue.files)
-    if issue.client_kind == "json":
-        return Client("a request's body of the report", name="body.json", text=issue.client)
+    if issue.client:
+        return _of_report(issue)
     if options.resume is not None and is_file(options.resume / CASE_FILE):
         return Client("", file=options.resume / CASE_FILE)
     if FindingClass.START_FAILURE in issue.claim.classes or options.reported == "start-failure":
@@ -236,6 +231,18 @@ def _client(options: ReproCommand, issue: Issue) -> Client:
         f"{what} no client: no script with openai or requests, no curl, no request's body.",
         hint='--client "python client.py", or a file with curl lines or a request\'s body',
     )
+
+
+def _of_report(issue: Issue) -> Client:
+    if issue.client_kind == "python":
+        made = _script("client.py", issue.client, "a Python script of the report")
+    elif issue.client_kind == "shell":
+        named = next((name for name in issue.files if name.endswith(".py")), "")
+        shown = f"{named} of the report" if named else "curl lines of the report"
+        made = _script("client.sh", issue.client, shown)
+    else:
+        return Client("a request's body of the report", name="body.json", text=issue.client)
+    return replace(made, files=issue.files)
 
 
 def _given_client(text: str) -> Client:
@@ -271,6 +278,15 @@ def _of_file(file: Path, shown: str) -> Client:
     text = _text(file)
     if file.suffix in (".py", ".sh") or text.startswith("#!"):
         made = _script(file.name, text, shown)
+    elif file.suffix in WRITTEN_OTHERWISE:
+        issue = read_issue(f"````{file.suffix[1:]}\n{text}\n````")
+        if not issue.client:
+            what = issue.other_client or "nothing that is read here"
+            raise UsageError(
+                f"{file} is {what}; mmrepro runs Python and shells.",
+                hint='--client "python client.py", or a file with curl lines or a request\'s body',
+            )
+        made = replace(_of_report(issue), shown=shown)
     elif file.suffix != ".json" and "curl " in text and not text.lstrip().startswith("{"):
         made = _script(file.name, text, shown, as_shell=True)
     else:

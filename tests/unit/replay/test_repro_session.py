@@ -251,6 +251,21 @@ def test_a_server_may_be_a_file_and_a_client_a_runner_s(tmp_path: Path) -> None:
         assert made.client.words[1:] == ("c.py", "--n", "4")
 
 
+def test_a_client_s_file_in_the_words_of_another_tool(tmp_path: Path) -> None:
+    def client(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        asked = ReproCommand(server_command=SERVER, release="0.23.0", client=str(tmp_path / name))
+        return asked_for(asked).client.text
+
+    body = json.dumps(BODY)
+    assert client("a.http", f"POST http://localhost:8000/v1/completions\n\n{body}").startswith(
+        "curl"
+    )
+    assert "\\\n" in client("a.ps1", "curl.exe http://localhost:8000/v1/models `\n -H 'a: b'")
+    with pytest.raises(UsageError, match="is JavaScript"):
+        client("a.js", 'await fetch("http://localhost:8000/v1/models")')
+
+
 class Looking(RecordingPlayer):
     def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
         here = [f for f in wanted.folder.rglob("*") if f.is_file()]
