@@ -299,9 +299,9 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
     for block in blocks:
         text = _as_bash(block) if block.kind in (*_SHELLS, *_WINDOWS) else block.text
         shell = block.kind in _SHELLS and _IN_SHELL.search(text)
-        code = block.kind not in ("diff", "text", "log")
+        written = block.kind not in ("diff", "text", "log")
         offline = _OFFLINE.search(text)
-        python = code and (
+        python = written and (
             _CLIENT_CODE.search(text)
             or (not offline and _IMPORTS.search(text) and _CALLS.search(text) and _is_python(text))
         )
@@ -312,18 +312,18 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
             curls.append(_without_server(text))
         elif raw := _RAW_HTTP.match(text):
             curls.append(_curl_of(raw))
-        elif code and (body := _body(text)):
+        elif written and (body := _body(text)):
             bodies.append(body)
         elif offline:
             issue.offline = True
-        elif code and not issue.other_client:
+        elif written and not issue.other_client:
             found = (name for name, form in _OTHER_CLIENTS if re.search(form, text, re.MULTILINE))
             issue.other_client = next(found, "")
     curls += (
         [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)] if not curls else []
     )
-    if not (curls or scripts or bodies or perhaps) and (bare := _bare_python(prose)):
-        scripts.append(("python", bare))
+    if not (curls or scripts or bodies or perhaps) and (bare_code := _bare_python(prose)):
+        scripts.append(("python", bare_code))
     bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
     if bare and not (curls or scripts or bodies or perhaps):
         curls.append(_without_server(prose[bare.start() :]))
