@@ -570,11 +570,18 @@ def _release(issue: Issue, text: str) -> None:
     if issue.engine:
         found = [*re.finditer(issue.engine + _TO_NUMBER + _NUMBER, text, re.IGNORECASE)]
         found = [one for one in found if not _works(one, text)] or found
+        found.sort(key=lambda one: not _is_declared(one, text))
         if found:
             issue.release = found[0][1]
             return
     if logged := _LOGGED.search(text):
         issue.release = logged[1]
+
+
+def _is_declared(found: re.Match[str], text: str) -> bool:
+    """Whether a line says nothing but the release, as those of an environment do."""
+    before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+    return bool(re.fullmatch(r"[\s|*>#`-]*", before) and re.search(r"[:=|：]", found[0]))
 
 
 def _works(found: re.Match[str], text: str) -> bool:

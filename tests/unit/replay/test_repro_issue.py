@@ -350,6 +350,7 @@ def test_files_that_a_report_shows_lie_beside_its_client() -> None:
         ("It works in vllm 0.11.0 and breaks in vLLM v0.12.0.", "0.12.0"),
         ("After the upgrade from vllm 0.11.0 to vllm 0.12.0 it dies.", "0.12.0"),
         ("vllm 0.11.0 is fine. vllm 0.12.0 dies.", "0.12.0"),
+        ("We upgraded vllm 0.11.0 to 0.12.0.\n\n- vllm: 0.12.0", "0.12.0"),
         ("vllm nightly 0.24.1rc1.dev12+gabc", "0.24.1rc1"),
         ("vllm 版本为 0.12.0", "0.12.0"),
         ("| vLLM | 0.12.0 |", "0.12.0"),
