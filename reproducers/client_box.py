@@ -91,10 +91,19 @@ def confine(writable: str, hosts: str, hide: list[str]) -> None:
         mount(hosts, "/etc/hosts", "", MS_BIND)
     for folder in hide:
         mount("none", folder, "tmpfs", 0)
-    mount("none", "/dev/shm", "tmpfs", 0)  # noqa: S108
+    own = ["/dev/shm"]  # noqa: S108
+    if not any(place.startswith("/tmp/") for place in os.environ["PATH"].split(":")):  # noqa: S108
+        own.append("/tmp")  # noqa: S108
+    aside = os.open(Path(writable).parent, os.O_RDONLY | os.O_DIRECTORY)
+    for folder in own:
+        mount("none", folder, "tmpfs", 0)
+    if not Path(writable).exists():  # below the new /tmp
+        Path(writable).parent.mkdir(parents=True)
+        mount(f"/proc/self/fd/{aside}", str(Path(writable).parent), "", MS_BIND)
+    os.close(aside)
     mount(writable, writable, "", MS_BIND)
     attributes("/", set_=RDONLY, flags=AT_RECURSIVE)
-    for folder in (writable, "/dev/shm"):  # noqa: S108
+    for folder in (writable, *own):
         attributes(folder, clear=RDONLY)
     os.chdir(Path.cwd())  # the folder that was entered before is below the old mount
 

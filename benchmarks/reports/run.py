@@ -1,10 +1,11 @@
 """Does `mmrepro repro` judge public reports rightly? One process a run, one table.
 
-    python benchmarks/reports/run.py [--only TEXT] [--out DIR] [--write PAGE]
+    python benchmarks/reports/run.py [--only TEXT] [--out DIR] [--write PAGE] [--field DIR]
 
 Each report of reports.toml is written as an issue in the form that GitHub shows, and given to
 `mmrepro repro` with the release of the run. What a run said is kept in DIR; a run that is there is
-not made again. `--write` puts the table between the marks of a page. The exit code is 1 if less
+not made again. `--write` puts the table between the marks of a page. With `--field DIR` the inputs
+of DIR are given by `--client`, as they are and as a script with curl. The exit code is 1 if less
 than 85 % are right, or one is falsely "reproduced".
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -21,7 +23,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-MARK = "<!-- reports -->", "<!-- /reports -->"
+MARKS = {
+    "report": ("<!-- reports -->", "<!-- /reports -->"),
+    "field": ("<!-- field -->", "<!-- /field -->"),
+}
+PORTS = {"vllm": 8000, "sglang": 30000, "lmdeploy": 23333}
 LIMIT_S, LEAST = 900.0, 0.85
 REFUSALS = ("nothing-tested", "not-reproduced")
 """Verdicts that are right of a documented refusal: it is no failure."""
@@ -49,12 +55,42 @@ def engine_of(report: Run) -> str:
     return next(name for name in ("sglang", "lmdeploy", "vllm") if name in words)
 
 
-def made(report: Run, release: str, folder: Path) -> Run:
+def curl_of(file: Path, port: int) -> str:
+    """The requests of a batch file, or of a case's folder, as a script with curl."""
+    if file.is_dir():
+        sent = json.loads((file / "case.json").read_text(encoding="utf-8"))["operations"]
+        requests = [("POST", one["path"], one["parameters"]) for one in sent]
+    else:
+        lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        requests = [(one["method"], one["url"], one["body"]) for one in lines]
+    return "".join(
+        f"curl -X {method} http://localhost:{port}{path} -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body))}\n"
+        for method, path, body in requests
+    )
+
+
+def given(report: Run, release: str, folder: Path, field: Path | None) -> list[str | Path]:
+    """What `mmrepro repro` gets: an issue, or an input of ``field`` by ``--client``."""
+    if field is None:
+        file = folder / "issue.md"
+        file.write_text(issue(report, release), encoding="utf-8")
+        return [file]
+    client = field / report["client"]
+    if report["way"] == "curl" and client.suffix != ".sh":
+        script = folder / "client.sh"
+        script.write_text(curl_of(client, PORTS[engine_of(report)]), encoding="utf-8")
+        client = script
+    words = f"python {shlex.quote(str(client))}" if client.suffix == ".py" else str(client)
+    server = [] if client.is_dir() else ["--server", report["server"]]
+    return ["--client", words, "--reported", report["reported"], *server]
+
+
+def made(report: Run, release: str, folder: Path, field: Path | None) -> Run:
     """Run it, and return its verdict and sentence, and the seconds that it took."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "issue.md"
-    file.write_text(issue(report, release), encoding="utf-8")
-    command = [Path(sys.executable).parent / "mmrepro", "repro", file, "--release", release]
+    command = [Path(sys.executable).parent / "mmrepro", "repro", "--release", release]
+    command += given(report, release, folder, field)
     command += ["--out", folder / "repro", "--json", "--quiet", "--yes", "--no-shrink"]
     began = time.monotonic()
     try:
@@ -88,7 +124,8 @@ def table(rows: list[tuple[Run, Run, Run]]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for report, run, found in rows:
-        name = report["ref"] + (f" ({report['variant']})" if "variant" in report else "")
+        more = ", ".join(report[key] for key in ("variant", "way") if key in report)
+        name = report["ref"] + (f" ({more})" if more else "")
         mark = "" if right(run["expect"], found) else " ✗"
         words = " ".join(found["said"].split()).replace("|", "\\|")[:110]
         verdict = found["verdict"] or "none"
@@ -122,12 +159,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("reports-benchmark"))
     parser.add_argument("--kept", action="store_true", help="only what has been run before")
     parser.add_argument("--write", type=Path, help="a page with the marks of the table")
+    parser.add_argument("--field", type=Path, metavar="DIR", help="inputs, given by --client")
     asked = parser.parse_args()
     rows, planned = [], 0
-    reports = tomllib.loads((HERE / "reports.toml").read_text(encoding="utf-8"))["report"]
+    kind = "field" if asked.field else "report"
+    reports = tomllib.loads((HERE / "reports.toml").read_text(encoding="utf-8"))[kind]
     for report in reports:
         for run in report["runs"]:
-            words = report["ref"], report.get("variant", ""), engine_of(report), run["release"]
+            words = [report["ref"], report.get("variant", ""), report.get("way", "")]
+            words += [engine_of(report), run["release"]]
             name = " ".join(filter(None, words))
             if asked.only not in name:
                 continue
@@ -137,7 +177,7 @@ def main() -> int:
             if asked.kept and not kept.is_file():
                 continue
             if not kept.is_file():
-                found = made(report, run["release"], folder)
+                found = made(report, run["release"], folder, asked.field)
                 kept.write_text(json.dumps(found, indent=1), encoding="utf-8")
             found = json.loads(kept.read_text(encoding="utf-8"))
             rows.append((report, run, found))
@@ -154,8 +194,9 @@ def main() -> int:
     print(f"\n{text}")
     if asked.write:
         page = asked.write.read_text(encoding="utf-8")
-        head, _, rest = page.partition(MARK[0])
-        asked.write.write_text(f"{head}{MARK[0]}\n{text}\n{MARK[1]}{rest.partition(MARK[1])[2]}")
+        begin, end = MARKS[kind]
+        head, _, rest = page.partition(begin)
+        asked.write.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
     return 0 if enough else 1
 
 

@@ -415,10 +415,14 @@ class Replaying(CaseSearch[Replay]):
             captured = scale(captured, options.server.max_model_len, model=model)
         if options.anonymise:
             captured = anonymise(captured, options.seed, model)
-        case = expecting(captured.case.model_copy(update=server), options.expect)
+        case = self._expecting(captured.case.model_copy(update=server))
         self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)
         return case
+
+    def _expecting(self, case: Case) -> Case:
+        """With what ``--expect`` says. Raises UsageError."""
+        return expecting(case, self.options.expect)
 
     def _captured(self) -> Captured:
         """What was recorded. Raises UsageError."""

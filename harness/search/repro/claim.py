@@ -24,26 +24,31 @@ _DEATH: Final = re.compile(
     r"(?:dies|died|dead|exits|exited|killed|terminates|terminated|goes down|shuts? down)|"
     r"kills the (?:\w+ ){0,2}(?:server|engine|scheduler|process)|segmentation fault|segfault|"
     r"core dumped|RemoteDisconnected|Remote end closed|Connection refused|server is gone|"
-    r"Empty reply from server|died unexpectedly",
+    r"Empty reply from server|died unexpectedly|"
+    r"(?:服务|引擎|进程|服务器|服务端|程序)[^。\n]{0,8}(?:退出|挂掉|挂了|死掉|死亡|终止|宕机|中断)|宕机|段错误",
     re.IGNORECASE,
 )
-_CRASH: Final = re.compile(r"\bcrash(?:es|ed|ing)?\b", re.IGNORECASE)
+_CRASH: Final = re.compile(r"\bcrash(?:es|ed|ing)?\b|崩溃|クラッシュ|크래시", re.IGNORECASE)
 _HANG: Final = re.compile(
     r"\b(?:hangs?|hung|hanging|deadlocks?|freezes?|frozen|stuck|never (?:returns?|responds?|"
-    r"answers?|finish(?:es)?|completes?)|no response|livelocks?|infinite loop|forever)\b",
+    r"answers?|finish(?:es)?|completes?)|no response|livelocks?|infinite loop|forever)\b|"
+    r"卡死|卡住|没有响应|无响应|不响应|死锁|一直等待|阻塞|ハング",
     re.IGNORECASE,
 )
 _STATUS: Final = re.compile(
     r"(?:HTTP(?:/[\d.]+)?[\s:]*|status(?: code)?[\s:=]*|error(?: code)?[\s:=]*|code[\"']?[\s:=]+|"
-    r"returns?(?: an?)?(?: HTTP)?[\s`\"]*|response[\s:]*|[^\w.])\b([45]\d\d)\b"
+    r"returns?(?: an?)?(?: HTTP)?[\s`\"]*|response[\s:]*|[^\w.]|"
+    r"(?:返回|报错?|状态码|错误码?|响应)[\s::为是]*(?:HTTP)?\s*)(?<![\d.A-Za-z_])([45]\d\d)(?![\dA-Za-z_])"
     r"(?=[\s`\"',:;.)]*(?:Internal|Bad|Unprocessable|error|HTTP|status|response|Server|Not Found|"
-    r"Forbidden|$|instead|for|when|on|in|with|from|(?:and|but|then|after|while)\b|[\"}]))",
+    r"Forbidden|$|instead|for|when|since|on|in|with|from|(?:and|but|then|after|while)\b|"
+    r"[\"}]|错误|内部|状态|响应))",
     re.IGNORECASE | re.MULTILINE,
 )
 _NAMED_STATUS: Final = {"internal server error": 500, "internalservererror": 500}
 _WISHED: Final = re.compile(
     r"should|expect|instead of|rather than|ought|supposed|correct|appropriate|proper|must|want|"
-    r"would be|needs? to|valid status|\bnot an?\b|before|previously|clean|graceful|fix",
+    r"would be|needs? to|valid status|\bnot an?\b|before|previously|clean|graceful|fix|"
+    r"应该|应当|期望|预期|而不是|而非|应返回|希望",
     re.IGNORECASE,
 )
 _WISHED_CHARS: Final = 70
@@ -77,17 +82,29 @@ _START: Final = re.compile(
     r"(?:fail(?:s|ed)?|unable|refuses) to (?:start|launch|boot|initiali[sz]e)\b|EngineCore failed "
     r"to start|Engine core initialization failed|(?:does not|doesn't|won't|cannot|can't) "
     r"(?:start|launch)\b|(?:start-?up|launch|initiali[sz]ation) (?:fails|failed|failure|crash)|"
-    r"crash(?:es|ed|ing)? (?:on|at|during|while) (?:start|launch|load|boot|init)",
+    r"crash(?:es|ed|ing)? (?:on|at|during|while) (?:start|launch|load|boot|init)|"
+    r"启动(?:失败|报错|不了|异常)|无法启动",
     re.IGNORECASE,
 )
 _SILENT: Final = (
     (
-        r"wrong (?:answer|output|result)|garbage|gibberish|incorrect output|!!!!!",
+        r"wrong (?:answer|output|result)|garbage|gibberish|incorrect output|!!!!!|"
+        r"乱码|(?:输出|结果)(?:错误|不正确|异常)",
         FindingClass.WRONG_ANSWER,
     ),
     (r"(?:memory|thread|file descriptor|fd|shm) leak|leaks? memory", FindingClass.RESIDUE),
     (r"cross-?talk|another (?:user|request)'s (?:answer|output)", FindingClass.CROSS_TALK),
+    (
+        r"\b(?:is|are|was|were|gets?|being) ignored\b|\bignores?\b|violat\w+|"
+        r"(?:not|never|n't) (?:respect|honou?r|obey|appl|follow|enforce|adhere|take effect)\w*|"
+        r"(?:invalid|not valid|malformed|broken|incomplete) JSON|"
+        r"stream\w* (?:\w+ ){0,3}(?:differ|mismatch|inconsist)|"
+        r"(?:未|不|没有)(?:生效|遵守|起作用)|被忽略",
+        FindingClass.PROTOCOL,
+    ),
 )
+BY_EACH: Final = LOUD | {FindingClass.PROTOCOL, FindingClass.EXPECTATION}
+"""Classes that each replay is judged by; the others take servers to compare with."""
 
 
 def read_claim(title: str, text: str) -> Claim:
@@ -165,15 +182,38 @@ _LIMITS: Final = re.compile(
 )
 """How a refusal reads that is about the server's options or its stand-in, and not the request."""
 MOST_TOKENS: Final = 300_000
-"""No model has as many (Gemma 3: 262,144): a token id beyond is in no vocabulary."""
+"""No model has as many (Gemma 3: 262,208): a token id beyond is in no vocabulary."""
+_VOCABULARIES: Final = (
+    (r"llama-?3|llama-?guard-?3|hermes-3|nemotron-nano-8b", 128_256),
+    (r"llama-?2|tinyllama|vicuna|codellama|yi-1?\.?5?-?(?:6|9|34)b", 64_000),
+    (r"qwen-?3\.[5-9]", 250_000),
+    (r"qwen(?:1\.5|2|2\.5|3)|qwq", 152_064),
+    (r"mi[sx]tral|ministral|pixtral|magistral|devstral", 131_072),
+    (r"gemma-?[23]", 262_208),
+    (r"phi-?3", 100_352),
+    (r"phi-?4", 200_064),
+    (r"deepseek", 129_280),
+    (r"gpt-oss", 201_088),
+    (r"glm-?4", 151_552),
+    (r"internlm", 103_168),
+    (r"\bopt-", 50_272),
+    (r"gpt-?2", 50_257),
+)
+"""Tokens of a family's largest vocabulary: ``vocab_size`` of their configurations."""
 
 
-def _limit(words: str) -> bool:
-    """Whether a refusal is about the server's options or its stand-in. A token id that is in no
-    model's vocabulary is refused for itself, and one that only the tiny model lacks is not."""
+def vocabulary(model: str) -> int:
+    """How many tokens a model has at most, by its name."""
+    found = (size for form, size in _VOCABULARIES if re.search(form, model, re.IGNORECASE))
+    return next(found, MOST_TOKENS)
+
+
+def _limit(words: str, tokens: int = MOST_TOKENS) -> bool:
+    """Whether a refusal is about the server's options or its stand-in. A token id that the real
+    model, of ``tokens``, lacks as well is refused for itself."""
     if "vocab" in words.lower():
         numbers = map(int, re.findall(r"(?<![\w.])-?\d{1,19}(?![\w.]*\w)", words))
-        if any(number < 0 or number >= MOST_TOKENS for number in numbers):
+        if any(number < 0 or number >= tokens for number in numbers):
             return False
     return _LIMITS.search(words) is not None
 
@@ -186,7 +226,9 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
     found = [f for f in replay.findings if f.confirmed]
     if shown := next((f for f in found if matches(f, claim)), None):
         return ReproVerdict.REPRODUCED, _reproduced(shown)
-    if (answer := _as_reported(replay.answers, claim)) is not None:
+    real = next((one.what for one in report.replaced if one.model), "")
+    tokens = vocabulary(real)
+    if (answer := _as_reported(replay.answers, claim, tokens)) is not None:
         words = f"{answer.operation} got {answer.words}, as in the report"
         return ReproVerdict.REPRODUCED, words
     if replay.untestable and not found:
@@ -204,18 +246,21 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
     started = [f for f in found if f.finding_class is FindingClass.START_FAILURE]
     if started:
         return _untold(replay, f"nothing was tested: {started[0].said}")
-    if other := next((f for f in found if f.finding_class in LOUD), None):
+    wrong = LOUD if claim.words else BY_EACH
+    if other := next((f for f in found if f.finding_class in wrong), None):
         claimed = f", not the {claim.words} of the report" if claim.words else ""
         return ReproVerdict.DIFFERENT, f"{other.finding_class}{claimed}: {other.said}"
     if report.died:
         said = "the server ended while the client ran, and not when its requests were sent again"
         return ReproVerdict.UNPROVEN, said
-    return _silent(replay)
+    return _silent(replay, real, tokens)
 
 
 def matches(found: Finding | Sighting, claim: Claim) -> bool:
     """Whether what was observed is what the report has: its class, and not another exception."""
     kind = found.finding_class
+    if kind is FindingClass.EXPECTATION:
+        return True  # somebody wrote down what is right
     if kind is FindingClass.START_FAILURE and kind not in claim.classes:
         return False
     lines = found.log_lines if isinstance(found, Finding) else []
@@ -233,12 +278,16 @@ def matches(found: Finding | Sighting, claim: Claim) -> bool:
     return kind in claim.classes
 
 
-def _as_reported(answers: Sequence[Answer], claim: Claim) -> Answer | None:
+def _as_reported(answers: Sequence[Answer], claim: Claim, tokens: int) -> Answer | None:
     """An answer that is the refusal which the report complains of."""
     if claim.status is None or claim.status >= 500:
         return None
     return next(
-        (one for one in answers if one.status == str(claim.status) and not _limit(one.words)),
+        (
+            one
+            for one in answers
+            if one.status == str(claim.status) and not _limit(one.words, tokens)
+        ),
         None,
     )
 
@@ -249,7 +298,10 @@ def _reproduced(finding: Finding) -> str:
     return f"{words}; in {rate.failed} of {rate.plays} replays on fresh servers"
 
 
-def _silent(replay: Replay) -> tuple[ReproVerdict, str]:
+_NO_PACKAGE: Final = re.compile(r"No module named '([\w.]+)'|(\w+): command not found")
+
+
+def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     """Nothing that the report has was observed: does that say anything?"""
     report = replay.report
     assert report is not None
@@ -259,10 +311,15 @@ def _silent(replay: Replay) -> tuple[ReproVerdict, str]:
         if report.output.strip():
             printed = report.output.strip().splitlines()[-1]
             said = f"the client sent no request; it printed: {printed[:160]}"
+            if missing := _NO_PACKAGE.search(printed):
+                said += f" (--container IMAGE, of one that has {missing[1] or missing[2]})"
         return ReproVerdict.NOTHING_TESTED, f"nothing was tested: {said}"
     refused = [one for one in answers if one.refused]
-    if limited := next(filter(_is_limit, refused), None):
-        return _untold(replay, f"nothing was tested: {limited.operation} got {limited.words}")
+    if limited := next((one for one in refused if _is_limit(one, tokens)), None):
+        said = f"nothing was tested: {limited.operation} got {limited.words}"
+        if "vocab" in limited.words.lower():
+            said += f" (the tiny model has fewer tokens than {real or 'the real one'})"
+        return _untold(replay, said)
     if len(refused) == len(answers) and not claim.words:
         return _untold(replay, replay.nothing_tested)
     if refused and claim.words:
@@ -273,16 +330,18 @@ def _silent(replay: Replay) -> tuple[ReproVerdict, str]:
         tested = f"{len(answers)} request" + "s" * (len(answers) != 1)
         claimed = f", not the {claim.words} of the report" if claim.words else ""
         first_words = f"{last.operation} got {last.status}{claimed}"
-        said = f"{tested} answered, and nothing is wrong: {first_words}"
+        wrong = ", ".join(dict.fromkeys(f.finding_class for f in replay.findings if f.confirmed))
+        nothing = f"what is wrong is another class ({wrong})" if wrong else "nothing is wrong"
+        said = f"{tested} answered, and {nothing}: {first_words}"
     verdict, why = _untold(replay, "")
     if verdict is ReproVerdict.NEEDS_HARDWARE:
         return verdict, f"{why}; here {said}"
     return ReproVerdict.NOT_REPRODUCED, said
 
 
-def _is_limit(answer: Answer) -> bool:
+def _is_limit(answer: Answer, tokens: int) -> bool:
     """Whether a refusal is about the server and not about what the request asks for."""
-    return answer.status in ("401", "403", "404", "405") or _limit(answer.words)
+    return answer.status in ("401", "403", "404", "405") or _limit(answer.words, tokens)
 
 
 def _untold(replay: Replay, otherwise: str) -> tuple[ReproVerdict, str]:

@@ -9,13 +9,21 @@ import ast
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import yaml
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
-from mmrepro.search.repro.server_command import is_server_command, of_manifest, parse
+from mmrepro.search.repro.server_command import (
+    CONTINUED,
+    PROMPT,
+    is_server_command,
+    of_manifest,
+    parse,
+)
 
 _FENCE: Final = re.compile(
     r"^(?P<indent>[ \t>]*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<kind>[\w+-]*)[^\n]*\n(?P<text>.*?)"
@@ -25,8 +33,8 @@ _FENCE: Final = re.compile(
 _HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
 _TITLE: Final = re.compile(r"^(?:#[ \t]+|title:[ \t]*[\"']?)(.+?)[\"']?$", re.MULTILINE)
 _INLINE: Final = re.compile(r"(?<!`)`([^`\n]{8,400})`(?!`)")
-_PROMPT: Final = re.compile(
-    r"^[ \t]*(?:[$%>]|\(\w+\)[ \t]*\$|[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#])[ \t]+"
+_INDENTED: Final = re.compile(
+    r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t)[^\n]*(?:\n[ \t]*(?=\n))*(?:\n|\Z))+)"
 )
 _CLIENT_CODE: Final = re.compile(
     r"^\s*(?:from|import)\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:openai|requests|httpx|aiohttp|"
@@ -34,7 +42,43 @@ _CLIENT_CODE: Final = re.compile(
     r"lmdeploy\.serve\.openai\.api_client)\b|\bRuntimeEndpoint\(",
     re.MULTILINE,
 )
+_IMPORTS: Final = re.compile(r"^\s*(?:from\s+[\w.]+\s+import|import)\s+\w", re.MULTILINE)
+_CALLS: Final = re.compile(
+    r"\blocalhost\b|\b127\.0\.0\.1\b|\b0\.0\.0\.0\b|\bbase_url\b|\bapi_base\b|/v1\b"
+)
+"""In a Python script of other libraries: a server's address."""
 _SHELLS: Final = ("bash", "sh", "shell", "zsh", "console", "")
+_WINDOWS: Final = ("powershell", "pwsh", "ps1", "cmd", "bat", "batch", "dosbatch")
+_OTHER_CLIENTS: Final = (
+    ("PowerShell's Invoke-RestMethod", r"\bInvoke-(?:RestMethod|WebRequest)\b|\birm\s+-"),
+    ("HTTPie", r"^\s*(?:[$>%]\s+)?https?\s+(?:--?\w+\s+)*(?:GET|POST|PUT|DELETE)\s"),
+    (
+        "JavaScript",
+        r"\bfetch\(\s*[`\"']http|\bfrom [\"']openai[\"']|\brequire\([\"'](?:openai|axios)|"
+        r"\baxios\.",
+    ),
+    (
+        "a benchmark",
+        r"\bvllm bench\b|benchmark_serving|sglang\.bench_|\bgenai-perf\b|\bguidellm\b|"
+        r"\bevalscope\b",
+    ),
+    (
+        "a load generator",
+        r"^\s*(?:[$>%]\s+)?(?:hey|ab|wrk2?|vegeta|oha|k6|siege)\s+(?:-|run\b|attack\b)",
+    ),
+    ("Go", r"^package main\b"),
+    ("Java", r"\bHttpClient\.new|\bOkHttpClient\("),
+)
+"""Clients that are noticed and not run."""
+_OTHER_ENGINES: Final = (
+    ("TGI", r"text-generation-(?:inference|launcher)|\bTGI\b"),
+    ("Ollama", r"\bollama\b"),
+    ("llama.cpp", r"\bllama\.cpp\b|\bllama-server\b"),
+    ("TensorRT-LLM", r"\btrtllm-serve\b|\btensorrt[-_]llm\b"),
+    ("MLC LLM", r"\bmlc[-_ ]llm\b"),
+    ("KTransformers", r"\bktransformers\b"),
+    ("LM Studio", r"\blm ?studio\b"),
+)
 _IN_SHELL: Final = re.compile(
     r"^[ \t]*(?:[$>]\s+)?(?:\w+=\S*\s+)*(?:cat\s*>|cat\s*<<|\S*python[\d.]*\s+(?:-c\b|-?\s*<<|-$))",
     re.MULTILINE,
@@ -47,10 +91,22 @@ _OFFLINE: Final = re.compile(
 )
 _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
 _CLIENT_WORDS: Final = re.compile(r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b")
-_RELEASES: Final[Sequence[tuple[str, str]]] = (
-    (r"vllm(?:\s+Version)?[\"'` ]*(?:==|:|@|=|version|v|is)?[\s:=v]*", "vllm"),
-    (r"sglang(?:\s+Version)?[\"'` ]*(?:==|:|@|=|version|v|is)?[\s:=v]*", "sglang"),
-    (r"lmdeploy(?:\s+Version)?[\"'` ]*(?:==|:|@|=|version|v|is)?[\s:=v]*", "lmdeploy"),
+_ENGINES: Final = ("vllm", "sglang", "lmdeploy")
+_TO_NUMBER: Final = (
+    r"(?:\s+(?:version|nightly|release|main|latest|image|docker|commit)\b)*[\"'` |*]*"
+    r"(?:==|:|@|=|version|v|is|版本|为|是|的)*[\s:=v：|*`]*"
+)
+_WELL_BEFORE: Final = re.compile(
+    r"\b(?:works?|worked|working|fine|ok|good|no (?:issue|problem|error)s?|previous\w*|"
+    r"earlier|older|before|from|downgrad\w+|not (?:in|with|on|affected)|fixed in|since|until)\b"
+    r"[^.;,\n]*$|"
+    r"(?:正常|没有问题|降级|之前)[^。;,,\n]*$",
+    re.IGNORECASE,
+)
+_WELL_AFTER: Final = re.compile(
+    r"\W{0,3}(?:it |which |everything |all |this )?(?:works?|worked|is fine|was fine|is ok|"
+    r"does ?n.t|did ?n.t|does not|did not|没有问题|正常)",
+    re.IGNORECASE,
 )
 _NUMBER: Final = r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
 _LOGGED: Final = re.compile(
@@ -72,11 +128,13 @@ _STARTS: Final = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``section``: the heading above it."""
+    """A fenced or an indented block. ``section``: the heading above it; ``line``: the last line
+    of text before it."""
 
     text: str
     kind: str
     section: str
+    line: str = ""
 
 
 @dataclass
@@ -88,7 +146,9 @@ class Issue:
         client: what is run: a script, curl lines, or a request's body; "": none was found.
         client_kind: ``python``, ``shell`` or ``json``.
         notes: sentences: what else there was.
-        missing: what it lacks, as it is asked for.
+        other_client: what its client is written for, where that is not run.
+        other_engine: whose report it is, where that is none of ours.
+        files: further files of the client, by name.
     """
 
     title: str = ""
@@ -100,6 +160,9 @@ class Issue:
     claim: Claim = field(default_factory=Claim)
     notes: list[str] = field(default_factory=list)
     offline: bool = False
+    other_client: str = ""
+    other_engine: str = ""
+    files: dict[str, str] = field(default_factory=dict)
 
 
 def read_issue(text: str) -> Issue:
@@ -114,9 +177,8 @@ def read_issue(text: str) -> Issue:
     _server(issue, blocks, prose)
     _client(issue, blocks, prose)
     _release(issue, text)
-    said = prose + "\n".join(
-        block.text for block in blocks if not _ENVIRONMENT.search(block.section)
-    )
+    shown = [block.text for block in blocks if not _ENVIRONMENT.search(block.section)]
+    said = "\n".join([prose, *shown])
     for taken in (issue.client, issue.server):
         said = said.replace(taken, " ") if taken else said
     issue.claim = read_claim(issue.title, said)
@@ -129,7 +191,10 @@ def _blocks(text: str) -> Iterator[Block]:
         section = headings[-1][1] if headings else ""
         indent = found["indent"]
         lines = [line.removeprefix(indent) for line in found["text"].splitlines()]
-        yield Block("\n".join(lines), found["kind"].lower(), section)
+        above = text[: found.start()].rstrip().rpartition("\n")[2]
+        yield Block("\n".join(lines), found["kind"].lower(), section, above)
+    for found in _INDENTED.finditer(_FENCE.sub("\n\n", text)):
+        yield Block(textwrap.dedent(found[1]).strip("\n"), "", "")
 
 
 def _logical(text: str) -> list[str]:
@@ -153,13 +218,13 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
             continue
         before: list[str] = []
         for line in _logical(block.text):
-            plain = _PROMPT.sub("", line)
+            plain = PROMPT.sub("", line)
             if is_server_command(plain) and _STARTS.match(plain):
                 found.append("\n".join([*before, plain]))
             elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
                 before.append(plain.strip())
     found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
-    bare = (_PROMPT.sub("", line) for line in _logical(prose))  # without a fence
+    bare = (PROMPT.sub("", line) for line in _logical(prose))  # without a fence
     found += [one.strip() for one in bare if is_server_command(one) and _PLAIN.match(one)]
     found += filter(None, (of_manifest(block.text) for block in blocks))
     if not found:  # a script that starts its server itself
@@ -167,12 +232,29 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
             found += started_by(block.text)
             if not found:
                 lines = [line for line in _logical(block.text) if is_server_command(line)]
-                found += [_PROMPT.sub("", line) for line in lines if not _LOG_LINE.search(line)]
+                found += [PROMPT.sub("", line) for line in lines if not _LOG_LINE.search(line)]
     if found:
-        issue.server = found[0]
+        issue.server = _configured(found[0], blocks)
         if len(dict.fromkeys(found)) > 1:
             count = len(dict.fromkeys(found))
             issue.notes.append(f"The report has {count} servers' commands: the first one is run.")
+
+
+def _configured(command: str, blocks: Sequence[Block]) -> str:
+    """A command with the options of its ``--config``, where the report shows that file."""
+    given = re.search(r"--config[= ]\s*(\S+)", command)
+    shown = _named(blocks).get(given[1].rpartition("/")[2]) if given else None
+    if given is None or shown is None:
+        return command
+    try:
+        options = yaml.safe_load(shown)
+    except yaml.YAMLError:
+        return command
+    words = []
+    for name, value in options.items() if isinstance(options, dict) else ():
+        plain = json.dumps(value) if isinstance(value, dict) else str(value)
+        words += [f"--{name}"] if value is True else [f"--{name}", plain] if value else []
+    return f"{command[: given.start()]}{shlex.join(words)}{command[given.end() :]}"
 
 
 def started_by(script: str) -> Iterator[str]:
@@ -211,38 +293,148 @@ def _word(node: ast.AST, known: Mapping[str, str]) -> str:
 
 def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
     scripts: list[tuple[str, str]] = []
+    perhaps: list[tuple[str, str]] = []
     curls: list[str] = []
     bodies: list[str] = []
     for block in blocks:
-        text = block.text
+        text = _as_bash(block) if block.kind in (*_SHELLS, *_WINDOWS) else block.text
         shell = block.kind in _SHELLS and _IN_SHELL.search(text)
-        python = _CLIENT_CODE.search(text) and block.kind not in ("diff", "text", "log")
+        written = block.kind not in ("diff", "text", "log")
+        offline = _OFFLINE.search(text)
+        python = written and (
+            _CLIENT_CODE.search(text)
+            or (not offline and _IMPORTS.search(text) and _CALLS.search(text) and _is_python(text))
+        )
         if python and not shell:
-            scripts.append(("python", _without_prompt(text)))
+            surely = scripts if _CLIENT_CODE.search(text) else perhaps
+            surely.append(("python", _without_prompt(text)))
         elif python or _CURL.search(text) or (shell and _CLIENT_WORDS.search(text)):
             curls.append(_without_server(text))
-        elif block.kind in ("json", "") and _is_body(text):
-            bodies.append(text)
-        elif _OFFLINE.search(text):
+        elif raw := _RAW_HTTP.match(text):
+            curls.append(_curl_of(raw))
+        elif written and (body := _body(text)):
+            bodies.append(body)
+        elif offline:
             issue.offline = True
+        elif written and not issue.other_client:
+            found = (name for name, form in _OTHER_CLIENTS if re.search(form, text, re.MULTILINE))
+            issue.other_client = next(found, "")
     curls += (
         [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)] if not curls else []
     )
+    if not (curls or scripts or bodies or perhaps) and (bare_code := _bare_python(prose)):
+        scripts.append(("python", bare_code))
     bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
-    if bare and not (curls or scripts or bodies):
+    if bare and not (curls or scripts or bodies or perhaps):
         curls.append(_without_server(prose[bare.start() :]))
     if curls:
         scripts.append(("shell", "\n".join(curls)))
-    scripts += [("json", body) for body in bodies]
+    scripts += [*perhaps, *(("json", body) for body in bodies)]
     if scripts:
         issue.client_kind, issue.client = scripts[0]
-        issue.offline = False
+        issue.offline, issue.other_client = False, ""
         others = [kind for kind, _ in scripts[1:] if kind != "json"]
         if others:
             more = len(others)
             issue.notes.append(
                 f"The report has {more} more client{'s' * (more > 1)}: the first one is run."
             )
+        _files(issue, blocks)
+
+
+def _bare_python(prose: str) -> str:
+    """A script without a fence: from its import as far as it is Python, to the next heading."""
+    found = _CLIENT_CODE.search(prose)
+    if found is None:
+        return ""
+    lines = _HEADING.split(prose[found.start() :].lstrip("\n"), maxsplit=1)[0].splitlines()
+    while lines and not _is_python("\n".join(lines)):
+        lines.pop()
+    return "\n".join(lines).strip()
+
+
+_RAW_HTTP: Final = re.compile(
+    r"\s*(GET|POST|PUT|DELETE)[ \t]+(\S+)(?:[ \t]+HTTP/[\d.]+)?[ \t]*\n"
+    r"((?:[\w-]+:[^\n]*\n)*)\s*(.*)\Z",
+    re.DOTALL,
+)
+
+
+def _curl_of(request: re.Match[str]) -> str:
+    """A request as it goes over the wire, as a shell's line."""
+    method, path, headers, body = request.groups()
+    host = re.search(r"^host:[ \t]*(\S+)", headers, re.MULTILINE | re.IGNORECASE)
+    url = path if "://" in path else f"http://{host[1] if host else '127.0.0.1'}{path}"
+    left_out = ("host", "content-length", "connection", "accept-encoding")
+    words = ["curl", "-X", method, url]
+    for line in headers.splitlines():
+        if line.partition(":")[0].lower() not in left_out:
+            words += ["-H", line.strip()]
+    if body.strip():
+        words += ["--data-raw", body.strip()]
+        if "content-type" not in headers.lower():
+            words += ["-H", "Content-Type: application/json"]
+    return shlex.join(words)
+
+
+def _as_bash(block: Block) -> str:
+    """A block's curl lines as bash has them: PowerShell and cmd continue lines and quote by other
+    marks."""
+    text = block.text
+    if not (block.kind in _WINDOWS or re.search(r"curl(?:\.exe\b|[^\n]* [`^]\s*$)", text, re.M)):
+        return text
+    text = CONTINUED.sub(" \\\n", re.sub(r"\bcurl\.exe\b", "curl", text))
+    return re.sub(r"'[^']*'", lambda found: found[0].replace('\\"', '"'), text)
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(_without_prompt(text))
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+_FILE_NAME: Final = re.compile(r"[\w./-]*\w\.(?:json|jsonl|txt|py|ya?ml|jinja|csv)\b")
+_RUN: Final = re.compile(
+    r"^\s*(?:[$>%]\s+)?(?:\w+=\S*\s+)*python[\d.]*\s+(\S+\.py)\b[^\n]*", re.MULTILINE
+)
+
+
+def _named(blocks: Sequence[Block]) -> dict[str, str]:
+    """Blocks below a line that ends with a file's name, by that."""
+    return {
+        name.rpartition("/")[2]: block.text
+        for block in blocks
+        for name in _FILE_NAME.findall(block.line)[-1:]
+    }
+
+
+def _files(issue: Issue, blocks: Sequence[Block]) -> None:
+    """Blocks that the report names as files, where its client opens them; a Python script's own
+    command, where that has arguments."""
+    named = _named(blocks)
+    opened = [name.rpartition("/")[2] for name in _FILE_NAME.findall(issue.client)]
+    bodies = [block.text for block in blocks if _body(block.text)]
+    for name in dict.fromkeys(opened):
+        if name in named:
+            issue.files[name] = named[name]
+        elif re.search(rf"@(?:\S*/)?{re.escape(name)}", issue.client) and len(bodies) == 1:
+            issue.files[name] = bodies[0]
+    if issue.client_kind == "python":
+        runs = [found for block in blocks for found in _RUN.finditer(_joined(block.text))]
+        scripts = [b for b in blocks if _without_prompt(b.text) == issue.client]
+        for found in runs:
+            name = found[1].rpartition("/")[2]
+            lone = name not in named or named[name] == scripts[0].text
+            if scripts and lone and found[0].rstrip() != found[0][: found.end(1) - found.start()]:
+                issue.files[name], issue.client_kind = issue.client, "shell"
+                issue.client = found[0].strip().replace(found[1], name) + "\n"
+                return
+
+
+def _joined(text: str) -> str:
+    return CONTINUED.sub(" ", PROMPT.sub("", text))
 
 
 def _without_prompt(text: str) -> str:
@@ -264,7 +456,7 @@ def _without_server(text: str) -> str:
     functions: list[str] = []
     inside = waits = False
     for line in lines:
-        plain = line if inside else _PROMPT.sub("", line)
+        plain = line if inside else PROMPT.sub("", line)
         if not inside and is_server_command(plain):
             waits = True
             continue
@@ -343,29 +535,56 @@ def _in_heredoc(text: str) -> bool:
     return re.search(_OPENED, _HEREDOC.sub(r"\2", text)) is not None
 
 
-def _is_body(text: str) -> bool:
-    try:
-        body = json.loads(text)
-    except ValueError:
-        return False
-    keys = {"messages", "prompt", "input", "text", "token_ids", "input_ids"}
-    return isinstance(body, dict) and bool(keys & body.keys()) and "choices" not in body
+def _body(text: str) -> str:
+    """A request's body, as JSON; "": it is none. Python's literals, comments and a last comma are
+    read as they are meant."""
+    plain = re.sub(r"(?m)(^|[\s,{\[])(?://|#)[^\n\"]*$", r"\1", text)
+    plain = re.sub(r",(\s*[}\]])", r"\1", plain)
+    if not text.lstrip().startswith("{"):
+        return ""
+    for one, read in ((text, json.loads), (plain, json.loads), (text, ast.literal_eval)):
+        try:
+            body = read(one)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+        keys = {"messages", "prompt", "input", "text", "token_ids", "input_ids"}
+        answer = {"choices", "meta_info", "usage", "object", "error"}
+        if isinstance(body, dict) and keys & body.keys() and not answer & body.keys():
+            return text if one is text and read is json.loads else json.dumps(body)
+    return ""
 
 
 def _release(issue: Issue, text: str) -> None:
     if issue.server:
         asked = parse(issue.server)
         issue.engine, issue.release = asked.engine, asked.release
-    counts = {engine: len(re.findall(engine, text, re.IGNORECASE)) for _, engine in _RELEASES}
+    counts = {engine: len(re.findall(engine, text, re.IGNORECASE)) for engine in _ENGINES}
     most = max(counts, key=lambda engine: counts[engine])
-    issue.engine = issue.engine or (most if counts[most] else "")
+    if not issue.engine:
+        foreign = {n: len(re.findall(f, text, re.IGNORECASE)) for n, f in _OTHER_ENGINES}
+        other = max(foreign, key=lambda name: foreign[name])
+        issue.other_engine = other if foreign[other] > counts[most] else ""
+        issue.engine = most if counts[most] and not issue.other_engine else ""
     if issue.release:
         return
-    for pattern, engine in _RELEASES:
-        if engine != issue.engine:
-            continue
-        if found := re.search(pattern + _NUMBER, text, re.IGNORECASE):
-            issue.release = found[1]
+    if issue.engine:
+        found = [*re.finditer(issue.engine + _TO_NUMBER + _NUMBER, text, re.IGNORECASE)]
+        found = [one for one in found if not _works(one, text)] or found
+        found.sort(key=lambda one: not _is_declared(one, text))
+        if found:
+            issue.release = found[0][1]
             return
-    if found := _LOGGED.search(text):
-        issue.release = found[1]
+    if logged := _LOGGED.search(text):
+        issue.release = logged[1]
+
+
+def _is_declared(found: re.Match[str], text: str) -> bool:
+    """Whether a line says nothing but the release, as those of an environment do."""
+    before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+    return bool(re.fullmatch(r"[\s|*>#`-]*", before) and re.search(r"[:=|：]", found[0]))
+
+
+def _works(found: re.Match[str], text: str) -> bool:
+    """Whether a text has a release as one in which nothing is wrong."""
+    before = text[max(0, found.start() - 60) : found.start()]
+    return bool(_WELL_BEFORE.search(before) or _WELL_AFTER.match(text[found.end() :]))

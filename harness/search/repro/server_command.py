@@ -6,16 +6,17 @@ release's parser knows is read from its installed source; nothing is imported.
 
 from __future__ import annotations
 
-import ast
-import contextlib
+import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import yaml
 from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.text.redact import names_a_secret
 from mmrepro.engines.starts import GONE
@@ -37,6 +38,7 @@ class ServerAsked:
         release: of an image's tag; "": the command names none.
         options: name with dashes: its values, in order.
         port: where it listens; None: at its default.
+        unread: words that are neither an option nor the model.
     """
 
     engine: str
@@ -45,20 +47,36 @@ class ServerAsked:
     options: list[tuple[str, list[str]]] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     port: int | None = None
+    unread: list[str] = field(default_factory=list)
 
 
 _SERVE: Final = re.compile(
-    r"(?:^|[\s;&|(/\"'`\[])(?:vllm\s+serve\b|sglang\s+serve\b|lmdeploy\s+serve\s+api_server\b|"
+    r"(?:^|[\s;&|(/\"'`\[=!])(?:(?:vllm|sglang)(?:@\S+)?\s+serve\b|"
+    r"lmdeploy(?:@\S+)?\s+serve\s+api_server\b|"
     r"-m\s+(?:vllm\.entrypoints\.(?:openai\.)?api_server|vllm\.entrypoints\.cli\.main\s+serve|"
     r"sglang\.launch_server|sglang\s+serve|lmdeploy\s+serve\s+api_server|minivllm\.server)\b|"
+    r"(?:vllm/entrypoints/(?:openai/)?api_server|sglang/launch_server)\.py\b|"
     r"(?:docker|podman|nerdctl)\s+run\b)"
 )
+PROMPT: Final = re.compile(
+    r"^[ \t]*(?:(?:\(\w+\)[ \t]*)?(?:PS[ \t]+)?(?:[A-Za-z]:[\\/][^>\n]{0,80}>|[$%>][ \t])|"
+    r"\(\w+\)[ \t]*\$[ \t]|[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#][ \t]|!(?=\w)|ExecStart=)[ \t]*"
+)
+"""What a shell, a notebook or a unit of systemd writes before a command."""
+CONTINUED: Final = re.compile(r"(?:[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
+"""The end of a line that goes on: in a Unix shell, in PowerShell (`), in cmd (^)."""
+_ARRAY: Final = re.compile(r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]*)\)", re.MULTILINE)
+_PACKAGE: Final = re.compile(
+    r"\b(vllm|sglang|lmdeploy)(?:\[[\w,]*\])?(?:==|@)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
+)
 _IMAGE: Final = re.compile(
-    r"^(?:[\w.-]+/)*(?:(?P<vllm>vllm-openai[\w-]*|vllm)|(?P<sglang>sglang)|(?P<lmdeploy>lmdeploy))"
+    r"^(?:[\w.:-]+/)*(?:(?P<vllm>vllm-openai[\w-]*|vllm)|(?P<sglang>sglang)|(?P<lmdeploy>lmdeploy))"
     r"(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?$"
 )
-_VERSION: Final = re.compile(r"^v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
-_ASSIGNED: Final = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+_VERSION: Final = re.compile(r"(?:^|vllm_)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
+_ASSIGNED: Final = re.compile(
+    r"^(?:export\s+|set\s+|Environment=[\"']?|\$env:)?([A-Za-z_]\w*)\s?=\s?(.*)$", re.DOTALL
+)
 _DOCKER_FLAGS: Final = frozenset(
     {
         *("-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--rm", "--detach", "--tty"),
@@ -118,7 +136,8 @@ def parse(text: str) -> ServerAsked:
     arguments. Raises UsageError: it is none that can be read, and why."""
     words, variables = _words(text)
     engine, rest, release, more = _engine(words, text)
-    asked = ServerAsked(engine, release=release)
+    named = dict(_PACKAGE.findall(text))
+    asked = ServerAsked(engine, release=release or named.get(engine, ""))
     asked.env = {**{k: v for k, v in variables.items() if _is_for_server(k)}, **more}
     short = _SHORT.get(engine, {})
     place = 0
@@ -126,8 +145,9 @@ def parse(text: str) -> ServerAsked:
         word = rest[place]
         place += 1
         if not _is_option(word):
-            if not asked.model:
-                asked.model = word
+            if asked.model:
+                asked.unread.append(word)
+            asked.model = asked.model or word
             continue
         name, sign, value = word.partition("=")
         if name not in short and re.match(r"^-O\d", name):
@@ -163,27 +183,46 @@ def _is_option(word: str) -> bool:
 
 def _words(text: str) -> tuple[list[str], dict[str, str]]:
     """Words of the command, and variables that were set before it."""
-    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
+    for typed, meant in (
+        ("[\u201c\u201d]", '"'),
+        ("[\u2018\u2019]", "'"),
+        ("(?<!\\S)[\u2013\u2014]-?", "--"),
+    ):
+        text = re.sub(typed, meant, text)  # as a text program changes what is pasted into it
+    lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
+    joined = re.sub(rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text)  # an option taken out
+    joined = CONTINUED.sub(" ", joined)
     joined = re.sub(r"\s+\\\s*$", "", joined, flags=re.MULTILINE)
     variables: dict[str, str] = {}
-    lines = [re.sub(r"^\s*(?:[$#>%]\s+|\(\w+\)\s*\$\s*)", "", line) for line in joined.splitlines()]
-    chosen = next((n for n, line in enumerate(lines) if is_server_command(line)), None)
+    lines = [PROMPT.sub("", line) for line in joined.splitlines()]
+    found_at = [n for n, line in enumerate(lines) if is_server_command(line)]
+    typed_at = [n for n in found_at if not lines[n].startswith("#")]
+    chosen = next(iter(typed_at or found_at), None)
     if chosen is None:
         raise UsageError(
             f"No server's command is in {' '.join(text.split())[:80]!r}.",
             hint='--server "vllm serve MODEL --flags …", or sglang, lmdeploy, docker run',
         )
+    lines[chosen] = lines[chosen].lstrip("# ")  # root's prompt
     for line in lines[:chosen]:
         for part in re.split(r"\s*(?:;|&&)\s*", line.strip()):
             if found := _ASSIGNED.match(part):
                 variables[found[1]] = _unquoted(found[2])
+    for end in range(chosen + 1, len(lines) + 1):  # a quote may go on for lines
+        try:
+            lexer = shlex.shlex("\n".join(lines[chosen:end]), posix=True, punctuation_chars=";&|<>")
+            lexer.whitespace_split, lexer.commenters = True, "#"
+            return _command_in(list(lexer), variables, lists), variables
+        except ValueError as error:
+            why = error
+    raise UsageError(f"The server's command cannot be read: {why}.")
+
+
+def _split(text: str) -> list[str]:
     try:
-        lexer = shlex.shlex(lines[chosen], posix=True, punctuation_chars=";&|<>")
-        lexer.whitespace_split, lexer.commenters = True, "#"
-        words = list(lexer)
-    except ValueError as error:
-        raise UsageError(f"The server's command cannot be read: {error}.") from error
-    return _command_in(words, variables), variables
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return text.split()
 
 
 def _unquoted(text: str) -> str:
@@ -193,7 +232,9 @@ def _unquoted(text: str) -> str:
         return text.strip()
 
 
-def _command_in(words: list[str], variables: dict[str, str]) -> list[str]:
+def _command_in(
+    words: list[str], variables: dict[str, str], lists: Mapping[str, Sequence[str]]
+) -> list[str]:
     """The one simple command that starts the server; what is set before it goes to
     ``variables``. Raises UsageError: a variable in it is set nowhere."""
     commands: list[list[str]] = [[]]
@@ -219,14 +260,19 @@ def _command_in(words: list[str], variables: dict[str, str]) -> list[str]:
     while command and (found := _ASSIGNED.match(command[0])):
         variables[found[1]] = found[2]
         command = command[1:]
-    return [_expanded(word, variables) for word in command]
+    return [one for word in command for one in _expanded(word, variables, lists)]
 
 
-def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    def value(found: re.Match[str]) -> str:
-        return variables.get(found[1] or found[2], found[3] or found[0])
-
-    return re.sub(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))", lambda m: _variable(m, variables), word)
+def _expanded(
+    word: str, variables: Mapping[str, str], lists: Mapping[str, Sequence[str]]
+) -> list[str]:
+    if (found := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word)) and found[1] in lists:
+        return [one for inner in lists[found[1]] for one in _expanded(inner, variables, {})]
+    pattern = r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))"
+    filled = re.sub(pattern, lambda found: _variable(found, variables), word)
+    if filled.lstrip().startswith("-") and re.fullmatch(pattern, word):
+        return _split(filled)  # options in one variable
+    return [filled]
 
 
 def _variable(found: re.Match[str], variables: Mapping[str, str]) -> str:
@@ -242,14 +288,18 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
         engine, words, release, env = _in_image(words[program + 2 :])
         if words and not is_server_command(" ".join(words)):
             return engine, words[words[:1] == ["serve"] :], release, env
-    if inner := next((w for w in words if " " in w and is_server_command(w)), ""):
-        words = shlex.split(inner)  # of a shell: -c "…"
-    names = [Path(word).name for word in words]
+    if inner := next((w for w in words if re.search(r"\s", w) and is_server_command(w)), ""):
+        words, set_before = _words(inner)  # of a shell: -c "…"
+        env |= {name: value for name, value in set_before.items() if _is_for_server(name)}
+    names = [Path(word).name.partition("@")[0] for word in words]
     for at, name in enumerate(names):
         if name in ("vllm", "sglang") and names[at + 1 : at + 2] == ["serve"]:
             return name, words[at + 2 :], release, env
         if name == "lmdeploy" and names[at + 1 : at + 3] == ["serve", "api_server"]:
             return name, words[at + 3 :], release, env
+        if re.search(r"(?:^|/)(?:vllm/entrypoints/.*api|sglang/launch)_server\.py$", words[at]):
+            engine = "vllm" if "vllm" in words[at] else "sglang"
+            return engine, words[at + 1 :], release, env
         if words[at : at + 1] == ["-m"] and at + 1 < len(words):
             module, rest = words[at + 1], words[at + 2 :]
             engine = module.partition(".")[0]
@@ -280,46 +330,57 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
         found = None if word.startswith("-") else _IMAGE.match(word)
         if found is not None:
             engine = next(n for n in ("vllm", "sglang", "lmdeploy") if found[n])
-            version = _VERSION.match(found["tag"] or "")
+            version = _VERSION.search(found["tag"] or "")
             kept = {k: v for k, v in env.items() if _is_for_server(k)}
             return engine, words[at + 1 :], version[1] if version else "", kept
     raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
 
 
-_MANIFEST: Final = re.compile(
-    r"^(?P<indent>[ \t]*)(?:- )?(?:entrypoint|command|args):[ \t]*(?P<rest>[^\n]*)\n"
-    r"(?P<more>(?:(?P=indent)[ \t-]+\S[^\n]*\n|[ \t]*\n)*)",
-    re.MULTILINE,
+_BARE: Final = re.compile(
+    r"^([ \t]*(?:- )?(?:entrypoint|command|args):[ \t]+)(?![\[>|\"'])(\S.*)$", re.MULTILINE
 )
+"""Words without quotes, which are no YAML where a colon is among them."""
 
 
 def of_manifest(text: str) -> str:
     """The ``docker run`` of an image and its words in a compose file, or in a pod of Kubernetes;
     "": there is none of an engine."""
-    image = re.search(r"^[ \t]*(?:- )?image:[ \t]*[\"']?([\w./:@-]+)", text, re.MULTILINE)
-    if image is None or not _IMAGE.match(image[1]):
-        return ""
-    words = ["docker", "run", image[1]]
-    for found in _MANIFEST.finditer(text + "\n"):
-        rest, more = re.sub(r"^[>|]-?$", "", found["rest"].strip()), found["more"]
-        if rest.startswith("["):
-            words += _listed(rest + more)
-            continue
+    begin = re.search(r"^[ \t]*(?:- )?[\w\"'-]+:(?:\s|$)", text, re.MULTILINE)
+    plain = textwrap.dedent(text[begin.start() if begin else 0 :])
+    quoted = _BARE.sub(lambda found: found[1] + json.dumps(found[2]), plain)
+    for written in (plain, quoted):
         try:
-            words += shlex.split(rest + " " + re.sub(r"^[ \t]*- ", "", more, flags=re.MULTILINE))
-        except ValueError:
+            documents = list(yaml.safe_load_all(written))
+            break
+        except yaml.YAMLError:
+            documents = []
+    for one in _containers(documents):
+        if not _IMAGE.match(str(one["image"])):
             continue
-    return shlex.join(words)
+        variables = one.get("environment") or one.get("env") or []
+        if isinstance(variables, dict):
+            variables = [f"{name}={value}" for name, value in variables.items()]
+        pairs = [
+            f"{v['name']}={v.get('value', '')}" if isinstance(v, dict) and "name" in v else str(v)
+            for v in variables
+        ]
+        words = [word for pair in pairs for word in ("-e", pair)] + [str(one["image"])]
+        for key in ("entrypoint", "command", "args"):
+            given = one.get(key) or []
+            words += _split(given) if isinstance(given, str) else map(str, given)
+        return shlex.join(["docker", "run", *words])
+    return ""
 
 
-def _listed(text: str) -> list[str]:
-    """The words of a list in brackets, quoted or not."""
-    quoted = re.sub(r"(?<=[\[,])\s*([^\s\"'\[\],][^,\]]*?)\s*(?=[,\]])", r'"\1"', text)
-    for one in (text, quoted):
-        for end in re.finditer(r"\]", one):
-            with contextlib.suppress(ValueError, SyntaxError):
-                return [str(word) for word in ast.literal_eval(one[: end.end()])]
-    return []
+def _containers(value: Any) -> Iterator[dict[str, Any]]:
+    """Mappings with an image, anywhere in a document."""
+    if isinstance(value, dict):
+        if "image" in value:
+            yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _containers(one)
 
 
 def _take_out(asked: ServerAsked) -> None:
@@ -447,6 +508,7 @@ NEEDED: Final[Mapping[str, str]] = {
             *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-ssm-dtype"),
             *("--mamba-block-size", "--chat-template", "--tool-parser-plugin", "--model-impl"),
             *("--mamba-cache-mode", "--reasoning-parser-plugin", "--worker-extension-cls"),
+            "--config",
         ),
         "it belongs to a model or a file that is not here",
     ),
@@ -484,25 +546,39 @@ class Translated:
 
 
 def translated(
-    asked: ServerAsked, known: Mapping[str, bool] | None, traffic: str, *, gpu: bool = False
+    asked: ServerAsked,
+    known: Mapping[str, bool] | None,
+    traffic: str,
+    *,
+    gpu: bool = False,
+    serves: Callable[[str], bool] = lambda name: False,
 ) -> Translated:
     """The server of a case.
 
     Args:
         known: options of the release, and whether each is a switch; None: not known.
         traffic: what is sent, as text: pictures in it ask for a model that sees them.
+        serves: whether the release has an architecture, by its name.
         gpu: it runs on one, and keeps what asks for one.
 
     Raises:
         UsageError: an option's value is a variable that is set nowhere.
     """
-    model, replaced, extra = _model(asked, traffic)
+    model, replaced, extra = _model(asked, traffic, serves)
+    backend = next((values for name, values in asked.options if name == "--backend"), [])
+    if asked.engine == "lmdeploy" and backend != ["pytorch"]:
+        what, why = " ".join(["--backend", *(backend or ["turbomind"])]), "TurboMind is a GPU's"
+        replaced.append(Replaced(what=what, by="--backend pytorch", why=why, essential=True))
+        asked.options = [one for one in asked.options if one[0] != "--backend"]
     args: list[str] = list(extra)
     length = needed = _needed(traffic)
-    notes: list[str] = []
+    notes = [
+        f"{word} in the server's command is not understood: left out." for word in asked.unread
+    ]
     for name, values in asked.options:
         shown = " ".join([name, *values])
         value = values[0] if values else ""
+        plain = name.partition(".")[0]  # --speculative-config.method
         if name in _LENGTHS:
             length = _tokens(value) or length
             most, why = MOST_LENGTH, "the tiny model has no more positions"
@@ -513,12 +589,12 @@ def translated(
                 replaced.append(Replaced(what=shown, by=f"{name} {most}", why=why))
                 length = most
             continue
-        if name in HARMLESS:
-            replaced.append(Replaced(what=shown, why=HARMLESS[name]))
+        if plain in HARMLESS:
+            replaced.append(Replaced(what=shown, why=HARMLESS[plain]))
             continue
-        if name in NEEDED and not (gpu and NEEDED[name] == _GPU):
+        if plain in NEEDED and not (gpu and NEEDED[plain] == _GPU):
             if value not in _DEFAULTS:
-                replaced.append(Replaced(what=shown, why=NEEDED[name], essential=True))
+                replaced.append(Replaced(what=shown, why=NEEDED[plain], essential=True))
             continue
         if not gpu and name == "--dtype" and value in ("float16", "half"):
             replaced.append(Replaced(what=shown, why="a CPU computes in bfloat16 or float32"))
@@ -537,6 +613,9 @@ def translated(
         args += [name, *values]
     env = {}
     for name, value in asked.env.items():
+        if name == "VLLM_USE_V1" and value == "0":
+            why = "the engine before V1 is in no release that runs here"
+            replaced.append(Replaced(what=f"{name}={value}", why=why, essential=True))
         if names_a_secret(name) or _ENV_OURS.match(name):
             continue
         if not gpu and _ENV_GPU.search(name):
@@ -596,13 +675,34 @@ _POOLS: Final = re.compile(
 _PICTURES: Final = re.compile(
     r"\bimage_url\b|\binput_image\b|\bimage_data\b|data:image/|\bimages\b"
 )
-_LLAMAS: Final = re.compile(
-    r"llama(?!-?4)|vicuna|internlm|yi-|alpaca|tulu|smollm|solar", re.IGNORECASE
+_SAME: Final[Mapping[str, tuple[str, str]]] = {
+    "text": (
+        "a tiny Llama",
+        r"llama(?!-?4)|vicuna|internlm|yi-|alpaca|tulu|smollm|solar|deepseek-r1-distill-llama",
+    ),
+    "qwen2-vl": ("a tiny Qwen2-VL", r"qwen2(?:\.5)?-?vl"),
+    "dots-ocr": ("a tiny dots.ocr", ""),
+    "qwen3": ("a tiny Qwen3 that sees pictures", r"^$"),
+    "qwen3-text": ("a tiny Qwen3", ""),
+    "qwen3-moe": ("a tiny Qwen3 mixture of experts", ""),
+    "qwen3-next": ("a tiny Qwen3-Next", ""),
+}
+"""What each tiny model is, and the names of models with its architecture; "": all that get it."""
+_TEXTS: Final = (
+    ("qwen3-next", r"qwen3-?next", "Qwen3NextForCausalLM"),
+    ("qwen3-moe", r"qwen3(?![.\d]|-?(?:vl|omni|next)).*-a\d+b", "Qwen3MoeForCausalLM"),
+    ("qwen3-text", r"qwen3(?![.\d]|-?(?:vl|omni|next|coder|asr))(?!.*-a\d+b)", "Qwen3ForCausalLM"),
 )
-_QWEN_VL: Final = re.compile(r"qwen2(?:\.5)?-?vl", re.IGNORECASE)
+"""Tiny text models, names of models that they stand for, and the architecture."""
+_TOKEN_IDS: Final = re.compile(
+    r"token_ids|input_ids|logit_bias|input_embeds|prompt[\"']?\s*[:=]\s*\[+\s*\d", re.IGNORECASE
+)
+"""Token ids, and embeddings: the tiny Llama has the largest vocabulary, and its width is tried."""
 
 
-def _model(asked: ServerAsked, traffic: str) -> tuple[str, list[Replaced], list[str]]:
+def _model(
+    asked: ServerAsked, traffic: str, serves: Callable[[str], bool]
+) -> tuple[str, list[Replaced], list[str]]:
     """The tiny model, what is said of it, and options that it needs."""
     name = asked.model
     lowered = name.lower()
@@ -610,19 +710,13 @@ def _model(asked: ServerAsked, traffic: str) -> tuple[str, list[Replaced], list[
     tiny = found or "text"
     if tiny == "text" and _PICTURES.search(traffic):
         tiny = "qwen2-vl"
+    if tiny == "text" and not _TOKEN_IDS.search(traffic):
+        near = (t for t, form, built in _TEXTS if re.search(form, lowered) and serves(built))
+        tiny = next(near, tiny)
     if asked.engine == "minivllm":
         tiny = "qwen3"
-    kind = {
-        "text": "a tiny Llama",
-        "qwen2-vl": "a tiny Qwen2-VL",
-        "dots-ocr": "a tiny dots.ocr",
-        "qwen3": "a tiny Qwen3 that sees pictures",
-    }
-    same = bool(
-        (tiny == "text" and _LLAMAS.search(name))
-        or (tiny == "qwen2-vl" and _QWEN_VL.search(name))
-        or tiny == "dots-ocr"
-    )
+    kind, names = _SAME[tiny]
+    same = bool(re.search(names, name, re.IGNORECASE))
     why = "random weights, of the same architecture" if same else "random weights"
     if name and not same:
         why = "random weights, of another architecture"
@@ -630,7 +724,7 @@ def _model(asked: ServerAsked, traffic: str) -> tuple[str, list[Replaced], list[
         why = "no tiny model reads audio"
     what = name or "the model"
     replaced = [
-        Replaced(what=what, by=kind[tiny], why=why, model=True, essential=not found),
+        Replaced(what=what, by=kind, why=why, model=True, essential=not found),
     ]
     extra = ["--trust-remote-code"] if tiny == "dots-ocr" else []
     given = {option for option, _ in asked.options}
@@ -677,6 +771,28 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
                 option = "--" + name.replace("_", "-")
                 found[option] = found.get(option, False) or kind == "bool"
     return found
+
+
+_TRIED: Final[Mapping[str, Version]] = {
+    "Qwen3ForCausalLM": Version("0.11.0"),
+    "Qwen3MoeForCausalLM": Version("0.32.0"),
+    "Qwen3NextForCausalLM": Version("0.32.0"),
+}
+"""vLLM's first release of which a CPU is known to serve it (docs/lab/stack.md). SGLang's Qwen3 asks
+for ``sgl_kernel.fused_qk_norm_cpu`` (0.5.23), which our stand-in does not have."""
+
+
+@cache
+def serves(engine: str, release: str, packages: Path, architecture: str) -> bool:
+    """Whether an installed engine has an architecture, by its source, and a CPU serves it."""
+    version, since = _version(release), _TRIED.get(architecture)
+    if engine != "vllm" or version is None or since is None or version < since:
+        return False
+    registry = packages / "vllm" / "model_executor" / "models" / "registry.py"
+    try:
+        return f'"{architecture}"' in registry.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def _is_known(name: str, known: Mapping[str, bool]) -> bool:

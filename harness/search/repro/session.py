@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +27,7 @@ from mmrepro.failure.documents.replay import (
     Finding,
     FindingClass,
     OnRelease,
+    Replaced,
     Replay,
     ReportFacts,
     ReproVerdict,
@@ -38,27 +41,33 @@ from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.replay.session import Replaying, Rounds
 from mmrepro.search.replay.store import Wanted, WriteReplay
-from mmrepro.search.repro.claim import claim_of, concluded, matches
+from mmrepro.search.repro.claim import BY_EACH, claim_of, concluded, matches
 from mmrepro.search.repro.issue import Issue, read_issue
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.server_command import (
     Translated,
+    of_manifest,
     options_of,
     parse,
     plain_command,
     release_here,
+    serves,
     translated,
 )
 from mmrepro.traffic.capture.client import (
     ClientRun,
     ClientWanted,
     beside,
+    pictures_in,
     with_plain_addresses,
+    with_plain_commands,
 )
-from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.capture.messages import UNSEEN_SIZE, Captured
 from mmrepro.traffic.capture.read import holds_case, read
+from mmrepro.traffic.case.expecting import checked
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
+from mmrepro.traffic.drive import noise
 from packaging.version import Version
 
 MAX_TEXT = 4 << 20
@@ -68,6 +77,8 @@ MOST_IN_A_ROW, IN_A_ROW_S, MANY = 10, 20.0, 30
 """Times that requests without a failure are sent again; seconds of that; requests at most."""
 EARLIER, MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
+WRITTEN_OTHERWISE: Final = (".http", ".rest", ".ps1", ".bat", ".cmd", ".js", ".ts", ".mjs")
+"""Files that are read as a report's block of that kind."""
 CLIENT_DIR: Final = "client"
 RUN_FILE: Final = "client.json"
 NO_FILE: Final = Path()
@@ -88,6 +99,7 @@ class Client:
         words: the command; with ``name`` in it for ``text``.
         text: of the script.
         script: where it lies; None: in a report.
+        files: further ones of a report, by name.
     """
 
     shown: str
@@ -96,6 +108,12 @@ class Client:
     text: str = ""
     script: Path | None = None
     file: Path | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> str:
+        """All that it says."""
+        return "\n".join([self.text, *self.files.values()])
 
 
 @dataclass(frozen=True)
@@ -111,7 +129,7 @@ def asked_for(options: ReproCommand) -> ReproAsked:
     """Read a report and the words beside it. Raises UsageError: what is missing, in a sentence."""
     issue = _issue(options)
     client = _client(options, issue)
-    traffic = client.text or _head(client.file)
+    traffic = client.texts.strip() or _head(client.file)
     given = claim_of(options.reported) if options.reported else Claim()
     claim = issue.claim
     if options.on_gpu and not SEVERAL_GPUS.search(claim.hardware):
@@ -120,7 +138,7 @@ def asked_for(options: ReproCommand) -> ReproAsked:
         claim = given.model_copy(
             update={"exceptions": claim.exceptions, "hardware": claim.hardware}
         )
-    text = options.server_command or issue.server
+    text = _server_text(options.server_command) or issue.server
     if not text and issue.engine and not (options.engine or client.file):
         text = plain_command(issue.engine, client.text)
         issue.notes.append(f"The report has no server's command: {text} is taken.")
@@ -149,7 +167,28 @@ def _issue(options: ReproCommand) -> Issue:
         text = read_file(options.file, MAX_TEXT).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(f"{options.file} cannot be read: {error.strerror}.") from error
-    return read_issue(text)
+    issue = read_issue(text)
+    if issue.other_engine and not options.server_command:
+        raise UsageError(
+            f"The report is of {issue.other_engine}; mmrepro starts vLLM, SGLang and LMDeploy.",
+            hint='--server "vllm serve MODEL" to send its requests to one of these',
+        )
+    return issue
+
+
+def _server_text(given: str) -> str:
+    """``--server``: a command, or a file with one: a script, a compose file, a pod."""
+    if "\n" in given or not is_file(Path(given)):
+        return given
+    text = _text(Path(given))
+    return of_manifest(text) or text
+
+
+def _is_missing(path: str, script: Path | None) -> bool:
+    """Whether a file that a client names is not beside it, and would be in its folder."""
+    beside_it = script.parent if script is not None else Path("/nowhere")
+    whole = (beside_it / path).resolve()
+    return not is_file(whole) and (Path(path).is_absolute() or ".." not in Path(path).parts)
 
 
 def _head(file: Path | None) -> str:
@@ -163,20 +202,15 @@ def _head(file: Path | None) -> str:
 
 # -------------------------------------------------------------------------------------- the client
 
-_SHELLS: Final = ("bash", "sh", "zsh", "dash")
-_PYTHONS: Final = ("python", "python3")
+_PYTHON: Final = re.compile(r"^(?:\S*/)?python3\.\d+$")
 
 
 def _client(options: ReproCommand, issue: Issue) -> Client:
     """Raises UsageError: there is none, or it cannot be read."""
     if options.client:
         return _given_client(options.client)
-    if issue.client_kind == "python":
-        return _script("client.py", issue.client, "a Python script of the report")
-    if issue.client_kind == "shell":
-        return _script("client.sh", issue.client, "curl lines of the report")
-    if issue.client_kind == "json":
-        return Client("a request's body of the report", name="body.json", text=issue.client)
+    if issue.client:
+        return _of_report(issue)
     if options.resume is not None and is_file(options.resume / CASE_FILE):
         return Client("", file=options.resume / CASE_FILE)
     if FindingClass.START_FAILURE in issue.claim.classes or options.reported == "start-failure":
@@ -188,10 +222,27 @@ def _client(options: ReproCommand, issue: Issue) -> Client:
             hint='--client "python client.py" with the same requests to a server',
         )
     what = "The report has" if options.file not in (None, NO_FILE) else "There is"
+    if issue.other_client:
+        raise UsageError(
+            f"The report's client is {issue.other_client}, which mmrepro does not run.",
+            hint='--client "python client.py", or a file with curl lines or a request\'s body',
+        )
     raise UsageError(
         f"{what} no client: no script with openai or requests, no curl, no request's body.",
         hint='--client "python client.py", or a file with curl lines or a request\'s body',
     )
+
+
+def _of_report(issue: Issue) -> Client:
+    if issue.client_kind == "python":
+        made = _script("client.py", issue.client, "a Python script of the report")
+    elif issue.client_kind == "shell":
+        named = next((name for name in issue.files if name.endswith(".py")), "")
+        shown = f"{named} of the report" if named else "curl lines of the report"
+        made = _script("client.sh", issue.client, shown)
+    else:
+        return Client("a request's body of the report", name="body.json", text=issue.client)
+    return replace(made, files=issue.files)
 
 
 def _given_client(text: str) -> Client:
@@ -199,7 +250,7 @@ def _given_client(text: str) -> Client:
     if is_folder(whole) or is_file(whole):
         return _of_file(whole, text)
     try:
-        words = shlex.split(text)
+        words = shlex.split(with_plain_commands(text))
     except ValueError as error:
         raise UsageError(f"--client cannot be read: {error}.") from error
     if text.lstrip().startswith("curl "):
@@ -213,7 +264,9 @@ def _given_client(text: str) -> Client:
     script = scripts[0]
     return replace(
         _script(script.name, _text(script), text),
-        words=tuple(script.name if word == str(script) else word for word in words),
+        words=tuple(
+            script.name if word == str(script) else _PYTHON.sub("python3", word) for word in words
+        ),
         script=script.resolve(),
     )
 
@@ -225,6 +278,15 @@ def _of_file(file: Path, shown: str) -> Client:
     text = _text(file)
     if file.suffix in (".py", ".sh") or text.startswith("#!"):
         made = _script(file.name, text, shown)
+    elif file.suffix in WRITTEN_OTHERWISE:
+        issue = read_issue(f"````{file.suffix[1:]}\n{text}\n````")
+        if not issue.client:
+            what = issue.other_client or "nothing that is read here"
+            raise UsageError(
+                f"{file} is {what}; mmrepro runs Python and shells.",
+                hint='--client "python client.py", or a file with curl lines or a request\'s body',
+            )
+        made = replace(_of_report(issue), shown=shown)
     elif file.suffix != ".json" and "curl " in text and not text.lstrip().startswith("{"):
         made = _script(file.name, text, shown, as_shell=True)
     else:
@@ -242,6 +304,7 @@ def _text(file: Path) -> str:
 def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> Client:
     shell = as_shell or name.endswith(".sh") or text.startswith(("#!/bin/", "#!/usr/bin/env bash"))
     words = ("bash", name) if shell else ("python3", name)
+    text = with_plain_commands(text) if shell else text
     return Client(shown, words=words, name=name, text=text)
 
 
@@ -282,11 +345,13 @@ def _translated_server(
                 f"No release of {command.engine} is named, and none is installed here.",
                 hint="--release VERSION",
             )
-    known = None
+    known, has = None, lambda name: False
     environment = existing(spec_for(command.engine, release, options.device))
     if environment is not None:
-        known = options_of(command.engine, environment.site_packages) or None
-    made: Translated = translated(command, known, traffic, gpu=bool(options.on_gpu))
+        packages = environment.site_packages
+        known = options_of(command.engine, packages) or None
+        has = partial(serves, command.engine, release, packages)
+    made: Translated = translated(command, known, traffic, gpu=bool(options.on_gpu), serves=has)
     facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
     base = {
         "engine": command.engine,
@@ -359,7 +424,7 @@ class Reproducing(Replaying):
             why = f"not testable here: the report has {claim.hardware!r}, which needs a GPU"
             self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
             return
-        silent = [kind for kind in claim.classes if kind not in LOUD]
+        silent = [kind for kind in claim.classes if kind not in BY_EACH]
         # One start less than measuring them: a hang is noticed some seconds later.
         deadlines = derive([SLOW_ANSWER_S])
         if self.asked.client.words and not self._files.case.operations:
@@ -394,6 +459,13 @@ class Reproducing(Replaying):
 
     # ------------------------------------------------------------------ its client
 
+    def _expecting(self, case: Case) -> Case:
+        """What is expected of a client's requests is put to them when they are known."""
+        if self.asked.client.words and not case.operations:
+            checked(self.options.expect)
+            return case
+        return super()._expecting(case)
+
     def _captured(self) -> Captured:
         client, options = self.asked.client, self.options
         if client.words or not client.shown:
@@ -408,11 +480,27 @@ class Reproducing(Replaying):
         client = self.asked.client
         text, changed = with_plain_addresses(client.text)
         self.facts.notes += changed
+        files = {name: with_plain_addresses(said)[0] for name, said in client.files.items()}
+        lacks = [one for one in pictures_in(client.texts) if _is_missing(one, client.script)]
+        for path in filter(os.path.isabs, lacks):  # read-only there
+            text = text.replace(path, Path(path).name)
+            files = {name: said.replace(path, Path(path).name) for name, said in files.items()}
         folder = self._held.enter_context(beside(client.script, text, client.name))
+        for name, said in files.items():
+            (folder / name).write_text(said, encoding="utf-8")
+        for path in lacks:
+            made = folder / (Path(path).name if Path(path).is_absolute() else path)
+            made.parent.mkdir(parents=True, exist_ok=True)
+            write_file(made, noise(made.name, 1, UNSEEN_SIZE).png)
+            by = "noise of {} x {}".format(*UNSEEN_SIZE)
+            stands = Replaced(what=path, by=by, why="the picture is not here")
+            self.facts.replaced.append(stands)
+            self.replay.limits.append(stands.words)
+            changed.append(stands.words)
         wanted = ClientWanted(
             client.words,
             folder,
-            script=text,
+            script=with_plain_addresses(client.texts)[0],
             image=self.options.container,
             ports=tuple(filter(None, (_port(self.facts.server),))),
             limit_s=self.options.client_timeout,
@@ -432,13 +520,14 @@ class Reproducing(Replaying):
             else:
                 case, contents = captured.case, captured.contents
                 case = case.model_copy(update={"server": self.options.server})
+                case = self._expecting(case)
         write_case(case, self.folder, contents)
         (self.folder / CLIENT_DIR).mkdir(exist_ok=True)
         write_file(self.folder / CLIENT_DIR / RUN_FILE, run.model_dump_json())
         self._known(case, run)
-        for line in (f"The client ran {run.isolation}." if run.isolation else "", *run.notes):
-            if line:
-                self.campaign.emit(Note(text=line))
+        ran = f"The client ran {run.isolation}." if run.isolation else ""
+        for line in filter(None, [*changed, ran, *run.notes]):
+            self.campaign.emit(Note(text=line))
         return result
 
     def _known(self, case: Case, run: ClientRun) -> None:

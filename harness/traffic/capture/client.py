@@ -53,7 +53,30 @@ _PAIR: Final = re.compile(
     r"""["'`\s=(]([\w.-]*[A-Za-z0-9])["']?(?::|["'],\s*(?:port\s*=\s*)?)(\d{2,5})\b"""
 )
 _PORT: Final = re.compile(r"\bport\b[\"']?\s*[:=]\s*[\"']?(\d{2,5})\b", re.IGNORECASE)
+_BARE: Final = re.compile(
+    r"""(?:\s|["'])((?:\d+\.){3}\d+|[A-Za-z][\w-]*(?:\.[\w-]+)+):(\d{2,5})(?=/)"""
+)
+"""A host and its port, as curl takes them without a scheme."""
+_NUMBER: Final = re.compile(r"(?<![\w.])(\d{4,5})(?![\w.])")
+MANY_PORTS: Final = 40
 _VARIABLE: Final = re.compile(r"https?://\$\{?([A-Za-z_]\w*)\}?")
+_READ: Final = re.compile(
+    r"""environ\[["'](\w+)["']\]|(?:environ\.get|getenv)\(\s*["'](\w+)["']\s*\)|\$(?:(\w+)|\{(\w+)\})"""
+)
+"""A variable that a script reads, and for which it has no value of its own."""
+_PICTURE: Final = re.compile(
+    r"(?<![\w.:/~-])(/?(?:[\w.-]+/)*[\w.-]+\.(?:jpe?g|png|webp|bmp))(?![\w/])", re.IGNORECASE
+)
+_PREPARES: Final = re.compile(
+    r"^([ \t]*)(?:sudo[ \t]+)?(?:(?:uv[ \t]+)?pip3?|python3?[ \t]+-m[ \t]+pip|apt(?:-get)?|conda|"
+    r"source|\.)[ \t]+(?:-\S+[ \t]+)*(?:install|update|activate|\S*/activate)\b[^\n;&|]*",
+    re.MULTILINE,
+)
+_RUNNER: Final = re.compile(
+    r"\b(?:uv|poetry|pixi|pdm|rye|hatch)[ \t]+run[ \t]+"
+    r"(?:--?[\w-]+(?:[ =](?!python)[\w.\[\]=<>-]+)?[ \t]+)*"
+    r"(?=(?:python|\S+\.py\b|-))"
+)
 
 
 @dataclass(frozen=True)
@@ -105,13 +128,22 @@ class ClientRun(Record):
 
 @dataclass(frozen=True)
 class Called:
-    """What a script calls: ports, hosts by name or address, and variables of the shell that stand
-    for a host."""
+    """What a script calls.
+
+    Attributes:
+        ports: in an address.
+        guessed: numbers in it that may be further ports.
+        names, numbers: hosts by name, and by address.
+        variables: those that stand for a host.
+        reads: variables of the environment that it has no value for.
+    """
 
     ports: tuple[int, ...] = ()
+    guessed: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
 
 def called(script: str) -> Called:
@@ -127,13 +159,21 @@ def called(script: str) -> Called:
     for host, port in _PAIR.findall(script):
         if host in _LOCAL:
             ports.append(int(port))
+    for host, port in _BARE.findall(script):
+        ports.append(int(port))
+        hosts.append(host)
     ports += [int(port) for port in _PORT.findall(script)]
     others = [h for h in dict.fromkeys(hosts) if h not in _LOCAL and h[0] not in "<["]
     numbers = tuple(h for h in others if re.fullmatch(r"\d+(?:\.\d+){3}", h))
     known = set(re.findall(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=", script, re.MULTILINE))
+    known |= set(re.findall(r"\b(?:for|read|local|declare)\s+(?:-\w+\s+)*(\w+)", script))
     variables = [v for v in dict.fromkeys(_VARIABLE.findall(script)) if v not in known]
+    reads = [next(filter(None, names)) for names in _READ.findall(script)]
+    guessed = [n for n in map(int, _NUMBER.findall(script)) if 1024 <= n < 65536]
     return Called(
         ports=tuple(port for port in dict.fromkeys(ports) if 0 < port < 65536),
+        guessed=tuple(dict.fromkeys(guessed))[:MANY_PORTS],
+        reads=tuple(v for v in dict.fromkeys(reads) if v not in known),
         names=tuple(h for h in others if h not in numbers),
         numbers=numbers,
         variables=tuple(variables),
@@ -156,6 +196,18 @@ def with_plain_addresses(script: str) -> tuple[str, list[str]]:
         return new
 
     return _ADDRESS.sub(plain, script), list(dict.fromkeys(changed))
+
+
+def with_plain_commands(script: str) -> str:
+    """A shell's script without what prepares an environment: it runs in one that has no network."""
+    return _RUNNER.sub("python3 ", _PREPARES.sub(r"\1:", script)).replace(
+        "python3 python", "python"
+    )
+
+
+def pictures_in(script: str) -> list[str]:
+    """Files of pictures that a script names; not those of other hosts."""
+    return list(dict.fromkeys(_PICTURE.findall(script)))
 
 
 # ----------------------------------------------------------------------------------- its folder
@@ -205,7 +257,7 @@ def run_client(
         UsageError: it cannot be run here.
     """
     made, calls = ClientRun(), called(wanted.script)
-    ports = [*dict.fromkeys([*calls.ports, *wanted.ports, *PORTS])]
+    ports = [*dict.fromkeys([*calls.ports, *wanted.ports, *PORTS, *calls.guessed])]
     aside = wanted.folder.parent
     place = aside / "proxy.sock"
     proxy.listen(place)
@@ -213,7 +265,7 @@ def run_client(
     box = [str(reproducer_path("client_box.py")), "--socket", str(place), "--told", str(writer)]
     box += [word for port in ports for word in ("--port", str(port))]
     box += ["--memory", str(MEMORY), "--cpu", str(CPU_S)]
-    env = _variables(wanted, calls, ports[0])
+    env = _variables(wanted, calls, ports[0], proxy.model)
     told, removal = b"", list[str]()
     try:
         if wanted.image:
@@ -247,11 +299,31 @@ def run_client(
     return made
 
 
-def _variables(wanted: ClientWanted, calls: Called, port: int) -> dict[str, str]:
+_MEANT: Final = (
+    (r"KEY|TOKEN|SECRET", "EMPTY"),
+    (r"PORT", "{port}"),
+    (r"HOST|ADDR|_IP$|^IP$", "127.0.0.1"),
+    (r"URL|ENDPOINT|BASE|SERVER|URI", "{url}"),
+    (r"MODEL", "{model}"),
+)
+"""What a variable of that name holds."""
+
+
+def _variables(wanted: ClientWanted, calls: Called, port: int, model: str) -> dict[str, str]:
     """Those of the client: none of ours, and where the server is."""
     url, python = f"http://127.0.0.1:{port}", wanted.python or Path(sys.executable)
+    base = f"{url}/v1" if "base_url" in wanted.script and "/v1" not in wanted.script else url
+    meant = {
+        name: next((value for form, value in _MEANT if re.search(form, name, re.I)), "")
+        for name in calls.reads
+    }
     places = [str(python.parent), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"]
     return {
+        **{
+            name: value.format(port=port, url=base, model=model)
+            for name, value in meant.items()
+            if value
+        },
         "PATH": os.pathsep.join(places),
         "HOME": str(wanted.folder),
         "TMPDIR": str(wanted.folder),
@@ -316,7 +388,7 @@ def _container(
         *("--security-opt", "label=disable"),  # SELinux keeps it from the proxy's socket
         *(("--userns", "keep-id") if rootless else ()),  # else the folder is not its user's
         *("--memory", str(MEMORY), "--user", f"{os.getuid()}:{os.getgid()}"),
-        *("--volume", f"{aside}:/mmrepro", "--workdir", "/mmrepro/work"),
+        *("--volume", f"{aside}:/mmrepro", "--workdir", "/mmrepro/work", "--tmpfs", "/tmp"),  # noqa: S108
         *(word for name in calls.names for word in ("--add-host", f"{name}:127.0.0.1")),
         *(word for name, value in env.items() for word in ("--env", f"{name}={value}")),
         *("--entrypoint", "python3", wanted.image, f"/mmrepro/{script.name}"),

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 from mmrepro.base.machine.files import write_file
 
@@ -48,6 +49,7 @@ class RecordingProxy:
         entries: of the HAR, in the order in which requests came.
         retried: requests that a client's library sent again by itself; they are not recorded.
         refused: protocols that it does not pass on, each once.
+        hosts: that clients called; they are recorded as one.
     """
 
     def __init__(self, port: int, model: str) -> None:
@@ -56,6 +58,7 @@ class RecordingProxy:
         self.entries: list[dict[str, Any]] = []
         self.retried = 0
         self.refused: list[str] = []
+        self.hosts: dict[str, None] = {}
         self.open: dict[int, float] = {}
         """Number of a request without a complete answer: when something last came of it."""
         self._lock = threading.Lock()
@@ -92,6 +95,8 @@ class RecordingProxy:
         said = [f"The client tried a {what}: that is left out." for what in self.refused]
         if self.retried:
             said.append(f"{self.retried} requests that the client's library repeats are left out.")
+        if len(self.hosts) > 1:
+            said.append(f"The client calls {', '.join(self.hosts)}: one server answers for all.")
         return said
 
     def write(self, file: Path) -> None:
@@ -230,10 +235,13 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.end(number)
 
     def _url(self) -> str:
-        if "://" in self.path:
-            return self.path
-        host = self.headers.get("Host") or "localhost"
-        return f"http://{host}{self.path}"
+        assert isinstance(self.server, (_TcpServer, _UnixServer))
+        parts = urlsplit(self.path)
+        host = parts.netloc or self.headers.get("Host") or "localhost"
+        host = re.sub(r"^(?:127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?=:|$)", "localhost", host)
+        self.server.proxy.hosts[host] = None
+        path = self.path if self.path.startswith("/") else urlunsplit(("", "", *parts[2:4], ""))
+        return f"http://{next(iter(self.server.proxy.hosts))}{path}"
 
     def _body(self) -> bytes | None:
         """None: it is too long."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import read_file
 from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import Case, Expect, Operation
+from mmrepro.traffic.case.model import COMPLETIONS, Case, Expect, Operation, ServerWanted
 from pydantic import ValidationError
 
 _TYPED = re.compile(r"(?:(?P<op>[A-Za-z][\w-]*):)?(?P<name>[a-z][a-z_-]*)=(?P<value>.*)", re.DOTALL)
@@ -29,6 +29,19 @@ def expecting(case: Case, texts: list[str] | tuple[str, ...]) -> Case:
     for text in texts:
         case = _with(case, text)
     return case
+
+
+def checked(texts: list[str] | tuple[str, ...]) -> None:
+    """Expectations of requests that are not known yet. Raises UsageError: one of them is none."""
+    for text in texts:
+        found = _TYPED.fullmatch(text)
+        id = (found and found["op"]) or "r1"
+        value = found["value"] if found is not None else ""
+        others = [one for one in value.split(",") if re.fullmatch(r"[A-Za-z][\w-]*", one)]
+        ids = dict.fromkeys([id, *others])
+        server = ServerWanted(engine="vllm", release="0")
+        made = [Operation(id=one, prompt="x", path=COMPLETIONS, stream=True) for one in ids]
+        _with(Case(server=server, operations=made), text)
 
 
 def _with(case: Case, text: str) -> Case:
@@ -55,6 +68,11 @@ def _with(case: Case, text: str) -> Case:
                 operations[-1:] = _twins(op, ids)
             else:
                 operations[-1] = _expects(op, name, value, text)
+    if value == WHOLE and len(operations) == len(case.operations):
+        raise UsageError(
+            f"--expect {text}: no such request streams to its end.",
+            hint="--expect same-as=r1, with the id of another request",
+        )
     made = case.model_copy(update={"operations": operations})
     try:
         return Case.model_validate(made.model_dump())

@@ -327,6 +327,12 @@ def test_the_same_as_another_and_the_order_of_ends(tmp_path: Path) -> None:
     assert set(judged([first, plain("r2")], other, tmp_path / "b")[0]) == {"order", "same"}
 
 
+def test_a_whole_answer_beside_a_stream_asks_for_a_stream() -> None:
+    case = Case(server=ServerWanted(engine="vllm", release="0.32.0"), operations=[plain()])
+    with pytest.raises(UsageError, match="no such request streams"):
+        expecting(case, ["same-as=non-streamed"])
+
+
 def test_expectations_as_they_are_typed(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(json.dumps(SCHEMA))
     case = Case(

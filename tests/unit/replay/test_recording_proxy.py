@@ -20,8 +20,10 @@ from mmrepro.traffic.capture.client import (
     _can_unshare,
     beside,
     called,
+    pictures_in,
     run_client,
     with_plain_addresses,
+    with_plain_commands,
 )
 from mmrepro.traffic.capture.proxy import CLIENT_LEFT, NO_ANSWER, SERVER_CLOSED, RecordingProxy
 from mmrepro.traffic.capture.read import read
@@ -203,6 +205,54 @@ def test_addresses_of_servers_are_found_and_those_of_pictures_are_not() -> None:
     found = called(script)
     assert set(found.ports) == {8001, 9000, 7000, 30001}
     assert (found.names, found.numbers, found.variables) == (("gpu-box",), ("10.1.2.3",), ("HOST",))
+
+
+def test_variables_and_ports_that_a_script_reads() -> None:
+    found = called(
+        "import os\nfor p in (8000, 8101): ask(os.environ['A_URL'], os.getenv(\"B\"), p)\n"
+        "os.getenv('C', 'http://localhost:8000')"
+    )
+    assert found.reads == ("A_URL", "B")
+    assert 8101 in found.guessed
+    shell = 'for i in 1 2; do curl 10.0.0.5:8102/v1/models "$D_URL/v1" $i; done\nE=1; echo $E'
+    assert called(shell).reads == ("D_URL",)
+    assert (called(shell).ports, called(shell).numbers) == ((8102,), ("10.0.0.5",))
+
+
+def test_what_prepares_an_environment_is_left_out() -> None:
+    shell = (
+        "pip install -q openai && uv run --with x python a.py\nuv pip install y\nuv run b.py 1\n"
+    )
+    assert with_plain_commands(shell) == ":&& python a.py\n:\npython3 b.py 1\n"
+    assert with_plain_commands("echo pip; python a.py") == "echo pip; python a.py"
+
+
+def test_pictures_of_a_script() -> None:
+    script = "open('cat.jpg'); f('/data/a.PNG'); 'https://e.example/x.png'; <img.webp>"
+    assert pictures_in(script) == ["cat.jpg", "/data/a.PNG", "img.webp"]
+
+
+READS = """
+import os, tempfile, urllib.request
+for port in ("8000", os.environ["MY_PORT"], "8104"):
+    url = f"http://{os.environ['MY_HOST']}:{port}/v1/models"
+    print(urllib.request.urlopen(url).status)
+print(urllib.request.urlopen(os.environ["SERVER_URL"] + "/v1/models").status)
+print(os.environ["MY_API_KEY"], os.environ["THE_MODEL"], 8104)
+open("/tmp/of-the-client", "w").write("x")
+"""
+
+
+@pytest.mark.skipif(not _can_unshare(), reason="the kernel gives no network of its own")
+def test_a_client_finds_what_it_reads_and_has_a_tmp_of_its_own(server: int) -> None:
+    with beside(None, READS, "client.py") as folder, RecordingProxy(server, "tiny") as proxy:
+        made = run_client(ClientWanted(("python3", "client.py"), folder, script=READS), proxy)
+    assert made.code == 0, made.output
+    assert made.output.split() == ["200", "200", "200", "200", "EMPTY", "tiny", "8104"]
+    assert not Path("/tmp/of-the-client").exists()
+    hosts = {one["request"]["url"].split("/")[2] for one in proxy.entries}
+    assert len(hosts) == 1, "one server answers for all"
+    assert "8104: one server answers for all" in " ".join(proxy.notes)
 
 
 def test_what_no_proxy_can_answer_for_is_replaced() -> None:

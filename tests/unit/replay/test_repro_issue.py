@@ -219,3 +219,165 @@ def test_of_several_the_first_is_taken_and_the_others_are_told() -> None:
 def test_what_a_reporter_wishes_for_is_not_what_it_saw() -> None:
     told = "It results in an HTTP 500 response. However, it should return HTTP 400."
     assert read_issue(form(told=told)).claim.status == 500
+
+
+BODY = '{"model": "m", "prompt": "x"}'
+HTTP = f"POST /v1/completions HTTP/1.1\nHost: localhost:8000\nX-A: b\n\n{BODY}"
+POWERSHELL = (
+    "curl.exe http://localhost:8000/v1/completions `\n  -H 'X-A: b' `\n"
+    """  -d '{\\"model\\": \\"m\\", \\"prompt\\": \\"x\\"}'"""
+)
+CMD = (
+    'curl http://localhost:8000/v1/completions ^\n  -H "X-A: b" ^\n'
+    '  -d "{\\"model\\": \\"m\\", \\"prompt\\": \\"x\\"}"'
+)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("http", HTTP), ("powershell", POWERSHELL), ("", CMD)])
+def test_a_request_in_the_words_of_another_tool_is_one_of_curl(kind: str, text: str) -> None:
+    issue = read_issue(form(kind=kind, client=text))
+    words = shlex.split(issue.client.replace("\\\n", " "))
+    assert (issue.client_kind, words[0]) == ("shell", "curl")
+    assert "http://localhost:8000/v1/completions" in words
+    assert "X-A: b" in words
+    assert json.loads(words[words.index("--data-raw" if kind == "http" else "-d") + 1]) == {
+        "model": "m",
+        "prompt": "x",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("python", "{'model': 'm', 'messages': [{'role': 'user', 'content': None}]}"),
+        ("jsonc", '{"model": "m", // mine\n "messages": [{"role": "user", "content": null},],\n}'),
+    ],
+)
+def test_a_body_that_is_not_quite_json(kind: str, text: str) -> None:
+    issue = read_issue(form(kind=kind, client=text))
+    assert issue.client_kind == "json"
+    assert json.loads(issue.client)["messages"][0]["content"] is None
+
+
+def test_blocks_may_be_indented() -> None:
+    server, client = (
+        "    vllm serve m/m --seed 3",
+        "\n".join(f"    {x}" for x in PYTHON.split("\n")),
+    )
+    issue = read_issue(f"vLLM 0.12.0 dies.\n\nStart\n\n{server}\n\nand run\n\n{client}\n\nDone.")
+    assert (issue.server, issue.client) == ("vllm serve m/m --seed 3", PYTHON)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from langchain_openai import ChatOpenAI\nChatOpenAI(base_url='http://localhost:8000/v1')",
+        "from pydantic_ai import Agent\nAgent('x', base_url='http://127.0.0.1:8000/v1')",
+        "import socket\nsocket.create_connection(('localhost', 8000))",
+    ],
+)
+def test_a_script_that_names_a_server_is_a_client_whatever_it_imports(text: str) -> None:
+    assert read_issue(form(client=text)).client_kind == "python"
+
+
+def test_a_server_s_own_file_of_options() -> None:
+    file = "model: m/m\nmax-num-seqs: 4\nenable-prefix-caching: true\nlora: {a: 1}"
+    shown = f"`server.yaml`:\n```yaml\n{file}\n```"
+    server = "vllm serve --config /etc/server.yaml --seed 3"
+    asked = parse(read_issue(form(server=server, more=shown)).server)
+    assert asked.model == "m/m"
+    assert dict(asked.options) == {
+        "--max-num-seqs": ["4"],
+        "--enable-prefix-caching": [],
+        "--lora": ['{"a": 1}'],
+        "--seed": ["3"],
+    }
+    assert read_issue(form(server=server)).server == server
+
+
+def test_a_script_without_a_fence_and_words_before_a_fence() -> None:
+    text = f"vLLM 0.12.0\n\nvllm serve m/m --seed 1\n\n{PYTHON}\n\nIt dies then.\n\n### Environment"
+    issue = read_issue(text)
+    assert (issue.client_kind, issue.client) == ("python", PYTHON)
+    ends = read_issue("vllm 0.12.0\n```\nvllm serve m/m\n```\nIt is a crash")
+    assert FindingClass.DEATH in ends.claim.classes
+
+
+def test_a_client_by_its_library_goes_before_one_by_its_address() -> None:
+    setup = "import torch\nprint(torch.__version__, 'for http://localhost:8000')"
+    issue = read_issue(form(more=f"```python\n{setup}\n```"))
+    assert issue.client == PYTHON
+
+
+@pytest.mark.parametrize("more", ['"meta_info": {}', '"usage": {}', '"error": {}'])
+def test_an_answer_of_a_server_is_no_client(more: str) -> None:
+    assert not read_issue(form(kind="json", client=f'{{"text": "x", {more}}}')).client
+
+
+@pytest.mark.parametrize(
+    ("client", "words"),
+    [
+        ("http POST :8000/v1/completions model=m", "HTTPie"),
+        ("Invoke-RestMethod -Uri http://localhost:8000/v1/models", "PowerShell"),
+        ('const r = await fetch("http://localhost:8000/v1/models")', "JavaScript"),
+        ("vllm bench serve --model m/m", "a benchmark"),
+        ("hey -n 20 http://localhost:8000/v1/models", "a load generator"),
+    ],
+)
+def test_a_client_that_is_not_run_is_named(client: str, words: str) -> None:
+    issue = read_issue(form(kind="", client=client))
+    assert not issue.client
+    assert words in issue.other_client
+
+
+def test_files_that_a_report_shows_lie_beside_its_client() -> None:
+    told = f"and `in.json`:\n```json\n{BODY}\n```"
+    client = "curl http://localhost:8000/v1/completions -d @in.json"
+    issue = read_issue(form(kind="bash", client=client, told=told))
+    assert issue.files == {"in.json": BODY}
+    script = "import requests, sys\nrequests.get('http://localhost:8000/' + sys.argv[2])"
+    run = "as\n```sh\n$ python3 scripts/repro.py --path v1/models\n```"
+    issue = read_issue(form(client=script, told=run))
+    assert issue.client_kind == "shell"
+    assert issue.client == "python3 repro.py --path v1/models\n"
+    assert issue.files == {"repro.py": script}
+    assert not read_issue(form(client=script)).files
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("It works in vllm 0.11.0 and breaks in vLLM v0.12.0.", "0.12.0"),
+        ("After the upgrade from vllm 0.11.0 to vllm 0.12.0 it dies.", "0.12.0"),
+        ("vllm 0.11.0 is fine. vllm 0.12.0 dies.", "0.12.0"),
+        ("We upgraded vllm 0.11.0 to 0.12.0.\n\n- vllm: 0.12.0", "0.12.0"),
+        ("vllm nightly 0.24.1rc1.dev12+gabc", "0.24.1rc1"),
+        ("vllm 版本为 0.12.0", "0.12.0"),
+        ("| vLLM | 0.12.0 |", "0.12.0"),
+    ],
+)
+def test_the_release_in_which_it_fails(text: str, release: str) -> None:
+    assert read_issue(form(environment=text)).release == release
+
+
+@pytest.mark.parametrize(
+    ("told", "classes"),
+    [
+        ("服务崩溃,应该返回 400 而不是崩溃", [FindingClass.DEATH, FindingClass.FAILING]),
+        ("请求后服务卡死,没有响应", [FindingClass.HANG]),
+        ("报错 500 内部错误,期望 400", [FindingClass.SERVER_ERROR]),
+        ("引擎进程直接退出", [FindingClass.DEATH, FindingClass.FAILING]),
+    ],
+)
+def test_a_report_in_chinese_claims_as_one_in_english(
+    told: str, classes: list[FindingClass]
+) -> None:
+    text = form(told=told).replace("priority & n>1 crashes engine", "一个问题")
+    assert read_issue(text).claim.classes[: len(classes)] == classes
+
+
+def test_a_report_of_another_engine_is_named() -> None:
+    text = "Ollama 0.5 dies, vLLM is fine.\n\n```sh\nollama serve\ncurl localhost:11434/api\n```"
+    issue = read_issue(text)
+    assert (issue.other_engine, issue.engine) == ("Ollama", "")
+    assert not read_issue(form()).other_engine

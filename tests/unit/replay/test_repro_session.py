@@ -203,6 +203,87 @@ def test_a_report_of_code_that_runs_on_a_gpu_is_tried_and_not_called_sound(tmp_p
     assert "worker/gpu/states.py" in made.report.said
 
 
+def test_what_a_report_shows_and_what_it_lacks_lies_beside_its_client(tmp_path: Path) -> None:
+    report = tmp_path / "issue.md"
+    report.write_text(
+        f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\nb.json:\n```json\n{json.dumps(BODY)}\n```\n\n"
+        "```sh\ncurl localhost:8000/v1/completions -d @b.json -F a=@/data/cat.png -F b=@x/d.jpg\n"
+        "```"
+    )
+    player = Looking(engine("500"))
+    _, made, _ = reproducing(tmp_path, player, file=report, server_command="", client="")
+    assert made.report is not None
+    assert made.report.verdict == "reproduced", made.report.said
+    assert player.files == ["b.json", "cat.png", "client.sh", "x/d.jpg"]
+    assert "@cat.png" in player.script
+    assert [one.what for one in made.report.replaced[1:]] == ["/data/cat.png", "x/d.jpg"]
+
+
+def test_what_is_expected_of_a_client_s_requests_is_put_to_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"release": "0.23.0", "expect": ("r1:status=400", "tokens=<=4")}
+    *_, out = reproducing(tmp_path, RecordingPlayer(engine("400")), **options)
+    (op,) = json.loads((out / "case.json").read_text())["operations"]
+    assert op["expect"] == {"status": "400", "tokens": "<=4"}
+
+
+@pytest.mark.parametrize(
+    ("expect", "words", "clients"),
+    [("text=[", "no regular expression", 0), ("r7:status=400", "there is no request r7", 1)],
+)
+def test_an_expectation_that_is_none_is_no_verdict(
+    expect: str, words: str, clients: int, tmp_path: Path
+) -> None:
+    player = RecordingPlayer(engine("200"))
+    with pytest.raises(UsageError, match=words):
+        reproducing(tmp_path, player, release="0.23.0", expect=(expect,))
+    assert (player.wanted is not None) is bool(clients)
+
+
+def test_a_server_may_be_a_file_and_a_client_a_runner_s(tmp_path: Path) -> None:
+    server, script = tmp_path / "compose.yml", tmp_path / "c.py"
+    server.write_text("services:\n  a:\n    image: vllm/vllm-openai:v0.23.0\n    command: m/m\n")
+    script.write_text("import requests")
+    for runner in ("uv run", "/usr/bin/python3.11", "poetry run python"):
+        client = f"{runner} {script} --n 4"
+        made = asked_for(ReproCommand(server_command=str(server), client=client))
+        assert made.server.release == "0.23.0"
+        assert made.client.words[0] in ("python3", "python")
+        assert made.client.words[1:] == ("c.py", "--n", "4")
+
+
+def test_a_client_s_file_in_the_words_of_another_tool(tmp_path: Path) -> None:
+    def client(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        asked = ReproCommand(server_command=SERVER, release="0.23.0", client=str(tmp_path / name))
+        return asked_for(asked).client.text
+
+    body = json.dumps(BODY)
+    assert client("a.http", f"POST http://localhost:8000/v1/completions\n\n{body}").startswith(
+        "curl"
+    )
+    assert "\\\n" in client("a.ps1", "curl.exe http://localhost:8000/v1/models `\n -H 'a: b'")
+    with pytest.raises(UsageError, match="is JavaScript"):
+        client("a.js", 'await fetch("http://localhost:8000/v1/models")')
+
+
+class Looking(RecordingPlayer):
+    def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
+        here = [f for f in wanted.folder.rglob("*") if f.is_file()]
+        self.files = sorted(str(f.relative_to(wanted.folder)) for f in here)
+        return super().record(wanted, folder)
+
+
+def test_a_report_of_another_engine_or_tool_is_refused_by_name(tmp_path: Path) -> None:
+    report = tmp_path / "issue.md"
+    for text, words in (
+        ("Ollama 0.5 dies\n\n```sh\nollama serve\n```", "of Ollama; mmrepro starts"),
+        (f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\n```\nhttp POST :8000/v1\n```", "is HTTPie"),
+    ):
+        report.write_text(text)
+        with pytest.raises(UsageError, match=words):
+            asked_for(ReproCommand(file=report))
+
+
 def test_a_request_body_is_read_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "body.json").write_text(json.dumps(BODY))
     player = RecordingPlayer(engine("500"))

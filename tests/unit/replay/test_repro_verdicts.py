@@ -129,6 +129,7 @@ def replay(claim: Claim, **more: Any) -> Replay:
     )
 
 
+LLAMA = Replaced(what="meta-llama/Llama-3.1-8B", by="x", why="x", model=True)
 FLAG = Replaced(what="--quantization fp8", why="it needs a GPU", essential=True)
 ONCE = Sighting(finding_class=D, bucket="b", said="it died")
 LOOK = Answer(operation="r0", method="GET", path="/v1/models", status="200", words="200 {}")
@@ -152,7 +153,25 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
         ),
         (Claim(), {"findings": [finding(S, "ValueError: x")]}, "reproduced", ""),
         (Claim(classes=[H]), {"findings": [finding(S)]}, "different", "not the hang"),
-        (Claim(classes=[D]), {"findings": [finding(FindingClass.METRICS)]}, "not-reproduced", ""),
+        (
+            Claim(classes=[D]),
+            {"findings": [finding(FindingClass.METRICS)]},
+            "not-reproduced",
+            "what is wrong is another class (metrics)",
+        ),
+        (Claim(classes=[D]), {"findings": [finding(FindingClass.EXPECTATION)]}, "reproduced", ""),
+        (
+            read_claim("logit_bias of -100 is ignored", ""),
+            {"findings": [finding(FindingClass.PROTOCOL)]},
+            "reproduced",
+            "",
+        ),
+        (
+            Claim(),
+            {"findings": [finding(FindingClass.PROTOCOL)]},
+            "different",
+            "protocol: it fails",
+        ),
         (
             Claim(status=500, classes=[S]),
             {"answers": [answer("400", "a schema is needed")]},
@@ -182,6 +201,30 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
             {"answers": [answer("400", "token_id(s) [1151645] are out-of-vocab; [0, 1446)")]},
             "not-reproduced",
             "400, not the death of the report",
+        ),
+        (
+            Claim(classes=[D]),
+            {
+                "answers": [answer("400", "token_id(s) [191222, 99999] are out-of-vocab; 1446")],
+                "replaced": [LLAMA],
+            },
+            "not-reproduced",
+            "400, not the death of the report",
+        ),
+        (
+            Claim(classes=[D]),
+            {
+                "answers": [answer("400", "token_id(s) [99999] are out-of-vocab; [0, 1446)")],
+                "replaced": [LLAMA],
+            },
+            "nothing-tested",
+            "the tiny model has fewer tokens than meta-llama/Llama-3.1-8B",
+        ),
+        (
+            Claim(),
+            {"output": "client.sh: line 1: http: command not found"},
+            "nothing-tested",
+            "--container IMAGE, of one that has http",
         ),
         (
             Claim(classes=[D]),

@@ -11,6 +11,7 @@ from mmrepro.search.repro.server_command import (
     parse,
     plain_command,
     release_here,
+    serves,
     translated,
 )
 
@@ -46,7 +47,7 @@ COMMANDS = {
         *("sglang", "m/m", "", None),
         ["--disable-radix-cache"],
     ),
-    "lmdeploy serve api_server m/m --server-port 23333 --max-batch-size 4": (
+    "lmdeploy serve api_server m/m --backend pytorch --server-port 23333 --max-batch-size 4": (
         *("lmdeploy", "m/m", "", 23333),
         ["--max-batch-size", "4"],
     ),
@@ -197,3 +198,100 @@ def test_a_compose_file_or_a_pod_is_a_server(words: str) -> None:
 )
 def test_a_shells_word_holds_a_command(text: str) -> None:
     assert (parse(text).engine, parse(text).model) == ("vllm", "m/m")
+
+
+WRITTEN = {  # --max-num-seqs 2 --enable-prefix-caching of m/m, each in another way
+    "powershell": "PS C:\\x> vllm serve m/m `\n  --max-num-seqs 2 `\n  --enable-prefix-caching",
+    "cmd": "C:\\Users\\me> vllm serve m/m ^\n  --max-num-seqs 2 ^\n  --enable-prefix-caching",
+    "array": "ARGS=(\n  --max-num-seqs 2  # few\n  --enable-prefix-caching\n)\n"
+    'vllm serve m/m "${ARGS[@]}"',
+    "options in a variable": 'A="--max-num-seqs 2 --enable-prefix-caching"\nvllm serve m/m $A',
+    "an option taken out": "vllm serve m/m \\\n  --max-num-seqs 2 \\\n  # --seed 3 \\\n"
+    "  --enable-prefix-caching",
+    "a text program's dashes": "vllm serve m/m \u2013-max-num-seqs 2 \u2014enable-prefix-caching",
+    "unit": "[Service]\nExecStart=/usr/bin/vllm serve m/m --max-num-seqs 2 --enable-prefix-caching",
+    "notebook": "!vllm serve m/m --max-num-seqs 2 --enable-prefix-caching &",
+    "root": "# vllm serve m/m --max-num-seqs 2 --enable-prefix-caching",
+    "commented": "# vllm serve x/y --seed 1\n"
+    "vllm serve m/m --max-num-seqs 2 --enable-prefix-caching",
+    "module's file": "PYTHONPATH=. python vllm/entrypoints/openai/api_server.py --model m/m "
+    "--max-num-seqs 2 --enable-prefix-caching",
+    "screen": "screen -dm bash -lc 'vllm serve m/m --max-num-seqs 2 --enable-prefix-caching'",
+    "script of a pod": "docker run vllm/vllm-openai sh -c 'export A=1\nvllm serve m/m \\\n"
+    "  --max-num-seqs 2 \\\n  --enable-prefix-caching\n'",
+}
+
+
+@pytest.mark.parametrize("text", WRITTEN.values(), ids=list(WRITTEN))
+def test_no_option_is_lost_however_it_is_written(text: str) -> None:
+    asked = parse(text)
+    assert asked.model == "m/m"
+    assert asked.options == [("--max-num-seqs", ["2"]), ("--enable-prefix-caching", [])]
+    assert not asked.unread
+
+
+def test_a_quote_goes_on_for_lines_and_what_is_not_understood_is_reported() -> None:
+    asked = parse('vllm serve m/m --x \'{\n "a": 1}\' "${NOT_HERE[@]}"')
+    assert asked.options[0][1][0] == '{\n "a": 1}'
+    asked = parse('vllm serve m/m "${NOT_HERE[@]}" --seed 1')
+    (note,) = translated(asked, None, "").notes
+    assert "NOT_HERE" in note
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "uvx vllm@0.11.0 serve m/m",
+        "uv run --with vllm==0.11.0 vllm serve m/m",
+        "pip install 'vllm[audio]==0.11.0'\nvllm serve m/m",
+        "docker run rocm/vllm:rocm7.0_vllm_0.11.0 vllm serve m/m",
+    ],
+)
+def test_the_release_that_a_command_installs(text: str) -> None:
+    assert (parse(text).release, parse(text).model) == ("0.11.0", "m/m")
+
+
+def test_variables_of_a_manifest_reach_the_server() -> None:
+    image = "image: vllm/vllm-openai:v0.12.0\n"
+    compose = f"services:\n  a:\n    {image}    command: --model m/m\n    environment:\n"
+    for given in ("      - VLLM_X=1\n", "      VLLM_X: 1\n"):
+        assert parse(of_manifest(compose + given)).env == {"VLLM_X": "1"}
+    pod = f"  - name: v\n    {image}    args: [m/m]\n    env:\n    - {{name: VLLM_X, value: '1'}}\n"
+    assert parse(of_manifest(pod)).env == {"VLLM_X": "1"}
+    assert of_manifest("a: [1\n" + pod.replace("vllm", "{{ x }}")) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("lmdeploy serve api_server m/m", "lmdeploy serve api_server m/m --backend turbomind"),
+        *("VLLM_USE_V1=0 vllm serve m/m", "vllm serve m/m --speculative-config.method ngram"),
+        "vllm serve m/m --config server.yaml",
+    ],
+)
+def test_what_a_cpu_or_a_release_of_today_lacks_is_marked(text: str) -> None:
+    made = translated(parse(text), None, "")
+    assert [one for one in made.replaced if one.essential]
+    assert made.args == ()
+
+
+def test_a_text_model_s_family_has_its_tiny_one_where_the_release_serves_it(tmp_path: Path) -> None:
+    registry = tmp_path / "vllm" / "model_executor" / "models" / "registry.py"
+    registry.parent.mkdir(parents=True)
+    registry.write_text('{"Qwen3ForCausalLM": 1, "Qwen3MoeForCausalLM": 2}')
+
+    def model(name: str, traffic: str = "", release: str = "0.32.0") -> str:
+        def has(architecture: str) -> bool:
+            return serves("vllm", release, tmp_path, architecture)
+
+        return translated(parse(f"vllm serve {name}"), None, traffic, serves=has).model
+
+    assert model("Qwen/Qwen3-0.6B") == "qwen3-text"
+    assert model("Qwen/Qwen3-30B-A3B") == "qwen3-moe"
+    assert model("Qwen/Qwen3-30B-A3B", release="0.23.0") == "text", "not tried on a CPU"
+    assert model("Qwen/Qwen3-Next-80B-A3B") == "text", "its architecture is not there"
+    assert model("meta-llama/Llama-3.1-8B") == "text"
+    assert not serves("sglang", "0.5.23", tmp_path, "Qwen3ForCausalLM"), "its kernel is not there"
+    assert model("Qwen/Qwen3-VL-8B") == "qwen2-vl"
+    assert model("Qwen/Qwen3-0.6B", '"logit_bias": {"5": 1}') == "text", "it has more token ids"
+    assert translated(parse("vllm serve Qwen/Qwen3-0.6B"), None, "").model == "text"
