@@ -247,6 +247,17 @@ _PARSER = re.compile(
     r"(?:^|[/.])(?:harmony\w*|\w*parser\w*)(?:\.py:|\Z)|(?:^|[/.])(?:tool_parsers|reasoning)[/.]"
 )
 """Source files that speak of nothing but what a model wrote."""
+_JUDGES = re.compile(
+    r"[/\\](?:structured_output|guided_decoding|constrained|xgrammar|outlines\w*|llguidance|lark|"
+    r"lmformatenforcer|jsonschema|jinja2|json|pydantic\w*|urllib3/util|yarl|PIL|openai_harmony|"
+    r"mistral_common|tool_parsers?|function_call|reasoning|multimodal/media|media)[/\\]|"
+    r"[/\\](?:base64|binascii|chat_utils|sampling_params|protocol|validators|\w*serving\w*|"
+    r"multimodal/(?:image|video|audio|utils)|tokenization_\w+|renderers?)\.py\Z"
+)
+"""Files that judge what a request holds: the text of an exception that they raise quotes it."""
+_WORKS = re.compile(r"[Cc]ore|[Ww]orker|[Ss]cheduler|[Ee]ngine|[Ee]xecutor|\b[TDP]P\d")
+"""Who fails by such an exception: it is the engine's own failure, whatever the request held."""
+_RAISED_IN = re.compile(r'\s+File "([^"]{1,400})", line \d+')
 _MOUTH_OWN = re.compile(r"[^:='\"`{\[(<]*")
 _FRAME = re.compile(r"\s|Traceback \(most|During handling of the above|The above exception was|\Z")
 
@@ -260,6 +271,9 @@ class Reading:
         text: the message, whole.
         spans: what of it is a client's.
         open: a client's words may go on in the next line.
+        mark: the outermost one of several processes' marks.
+        rest: it goes on with a message of one request's, which was told of in one line.
+        judging: the innermost frame so far, of a traceback, is of a file that judges requests.
     """
 
     line: str
@@ -274,6 +288,9 @@ class Reading:
     form: str = ""
     spans: list[tuple[int, int]] = field(default_factory=list)
     open: bool = False
+    mark: str = ""
+    rest: bool = False
+    judging: bool = False
 
     @property
     def text(self) -> str:
@@ -286,7 +303,8 @@ class Reading:
 
     def goes_on(self, other: Reading) -> bool:
         """Whether it may be of the same message as the line before it."""
-        return self.same_record(other) or (self.bare and self.process in ("", other.process))
+        marked = self.process in ("", other.process) or (self.mark and self.mark == other.mark)
+        return self.same_record(other) or (self.bare and bool(marked))
 
     @cached_property
     def own(self) -> str:
@@ -300,6 +318,31 @@ class Reading:
     def same_record(self, other: Reading) -> bool:
         """Whether both have the same beginning, which vLLM repeats on each line of a message."""
         return not self.bare and self.line[: self.head] == other.line[: other.head]
+
+    @property
+    def of_one(self) -> bool:
+        """It tells of one request, by its id, in one line; so do all lines of its place."""
+        return self.rest or bool(_ID.match(self.text) or _ABOUT.match(self.text))
+
+    def after(self, before: Reading, *, part: bool) -> None:
+        """Take what the line before it says of whose words it has.
+
+        Args:
+            part: both are of one message, whatever they look like.
+        """
+        if before.open and (part or self.goes_on(before)):
+            self.quote_all(form_too=part and not self.same_record(before))
+        elif before.of_one and self.source and self.same_record(before) and not self.of_one:
+            self.quote_all(form_too=False)
+            self.open, self.rest = False, True
+        elif frame := _RAISED_IN.match(self.text):
+            works = _WORKS.search(f"{self.process} {self.source}")
+            self.judging = not works and _JUDGES.search(frame[1]) is not None
+        elif before.judging and self.goes_on(before):
+            self.judging = self.text[:1] in ("", " ")
+            if not self.judging and (raised := EXCEPTION.match(self.text)):
+                self.quote_all(form_too=False)
+                self.spans = [(raised.end(), len(self.text))]
 
     def logged(self, level: str, time: str, logger: str) -> None:
         """Take what a logger that writes JSON said beside the message."""
@@ -349,6 +392,7 @@ def read_line(line: str, *, words: bool = True) -> Reading:
     at = 0
     while match := MARK.match(line, at):
         at = match.end()
+        found.mark = found.mark or match[0]
         name, pid = match["name"], match["pid"]
         found.process, found.pid = f"{name} pid={pid}", int(pid[:12])
         number = _RANK_NUMBER.search(name)
@@ -414,7 +458,10 @@ def quoted(text: str, source: str = "", level: str = "") -> tuple[list[tuple[int
         own = _MOUTH_OWN.match(text)
         begin = own.end() if own else 0
         return ([(begin, end)], True) if begin < end else ([], False)
-    if match := _ABOUT.match(text):
+    match = _ABOUT.match(text)
+    if match and ": " in text:  # failed (bad request): the exception's text, which quotes it
+        return [(match.end(), end)], False
+    if match:
         tails = [tail.start() for tail in _ABOUT_END.finditer(text)]
         spans.append((match.end(), tails[-1] if tails else end))
     for match in _ACCESS.finditer(text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 
 import numpy as np
@@ -128,6 +128,8 @@ _NOBODY = re.compile(
 """The beginning of a message with nothing of a client's in it."""
 _SPEAKS = re.compile(rb"parser|serving|logger\.py|chat_|_router|protocol|/tool_|response|valid")
 _WORD = 8
+CLOCKS = timedelta(seconds=5)
+"""Processes of one machine write past each other by less."""
 MAX_BEFORE = 1000
 """So many lines before a line are asked whether it goes on with a client's words."""
 
@@ -235,13 +237,15 @@ class Block:
             todo.append((index, one))
             # A line with a form of its own, and not the one before it's, goes on with nothing.
             joined = self.bares is not None and self.bares[index].part
-            if len(todo) > MAX_BEFORE or not (one.bare or joined or self._repeats(index, one)):
+            looks_back = one.bare or joined or self._repeats(index, one) or self._printed(index - 1)
+            if len(todo) > MAX_BEFORE or not looks_back:
                 break
             index -= 1
         for number, one in reversed(todo):
             part = self.bares is not None and self.bares[number].part
-            if before and before.open and (part or one.goes_on(before)):
-                one.quote_all(form_too=part and not one.same_record(before))
+            if before:
+                pasted = before.open and not part and self._older(number, one)
+                one.after(before, part=part or pasted)
             self._readings[number] = before = one
         assert before is not None
         return before
@@ -265,6 +269,25 @@ class Block:
         if b"\x1b" not in before and not before.startswith(head.encode()):
             return False
         return clean(before[: 2 * len(head) + 64]).startswith(head)
+
+    def _printed(self, index: int) -> bool:
+        """Whether a line has no logger's form, at a glance: what it holds may go on in the next."""
+        if index < 0:
+            return False
+        head = self.content(int(self.starts[index]))[:HEAD_BYTES]
+        return not any(sign in head for sign in (b"] ", b" - ", b"INFO:", b'{"'))
+
+    def _older(self, index: int, one: Reading) -> bool:
+        """Whether a line is older than the last one that has a time: what is pasted into a text
+        was logged before."""
+        if one.bare or (at := written(one.time)) is None:
+            return False
+        for number in range(index - 1, max(-1, index - MAX_BEFORE), -1):
+            known = self._readings.get(number)
+            time = known.time if known else timed(self, int(self.starts[number])).time
+            if time and (last := written(time, at)) is not None:
+                return at < last - CLOCKS
+        return False
 
     def line_starts(self, offsets: Sequence[int] | None) -> list[int]:
         """Where the lines that hold these offsets begin, in order, each once; None: every line.
