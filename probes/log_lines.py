@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 
 import numpy as np
@@ -128,8 +128,6 @@ _NOBODY = re.compile(
 """The beginning of a message with nothing of a client's in it."""
 _SPEAKS = re.compile(rb"parser|serving|logger\.py|chat_|_router|protocol|/tool_|response|valid")
 _WORD = 8
-CLOCKS = timedelta(seconds=5)
-"""Processes of one machine write past each other by less."""
 MAX_BEFORE = 1000
 """So many lines before a line are asked whether it goes on with a client's words."""
 
@@ -237,15 +235,16 @@ class Block:
             todo.append((index, one))
             # A line with a form of its own, and not the one before it's, goes on with nothing.
             joined = self.bares is not None and self.bares[index].part
-            looks_back = one.bare or joined or self._repeats(index, one) or self._printed(index - 1)
-            if len(todo) > MAX_BEFORE or not looks_back:
+            follows = one.bare or joined or self._repeats(index, one)
+            if len(todo) > MAX_BEFORE or not (follows or self._out_of_turn(index, one)):
                 break
             index -= 1
         for number, one in reversed(todo):
             part = self.bares is not None and self.bares[number].part
             if before:
-                pasted = before.open and not part and self._older(number, one)
-                one.after(before, part=part or pasted)
+                if before.open and one.time and not before.clock:
+                    before.clock = self._clock(number - 1)
+                one.after(before, part=part)
             self._readings[number] = before = one
         assert before is not None
         return before
@@ -270,24 +269,21 @@ class Block:
             return False
         return clean(before[: 2 * len(head) + 64]).startswith(head)
 
-    def _printed(self, index: int) -> bool:
-        """Whether a line has no logger's form, at a glance: what it holds may go on in the next."""
-        if index < 0:
-            return False
-        head = self.content(int(self.starts[index]))[:HEAD_BYTES]
-        return not any(sign in head for sign in (b"] ", b" - ", b"INFO:", b'{"'))
+    def _out_of_turn(self, index: int, one: Reading) -> bool:
+        """Whether the line before it is not of the same minute, at a glance: it may be a text in
+        which this one stands."""
+        minute = one.time.rpartition(":")[0].encode()
+        before = self.content(int(self.starts[index - 1])) if index else b""
+        return bool(minute) and minute not in before[:HEAD_BYTES]
 
-    def _older(self, index: int, one: Reading) -> bool:
-        """Whether a line is older than the last one that has a time: what is pasted into a text
-        was logged before."""
-        if one.bare or (at := written(one.time)) is None:
-            return False
-        for number in range(index - 1, max(-1, index - MAX_BEFORE), -1):
+    def _clock(self, index: int) -> str:
+        """The time of the last line up to that one that has a time."""
+        for number in range(index, max(-1, index - MAX_BEFORE), -1):
             known = self._readings.get(number)
             time = known.time if known else timed(self, int(self.starts[number])).time
-            if time and (last := written(time, at)) is not None:
-                return at < last - CLOCKS
-        return False
+            if time:
+                return time
+        return ""
 
     def line_starts(self, offsets: Sequence[int] | None) -> list[int]:
         """Where the lines that hold these offsets begin, in order, each once; None: every line.

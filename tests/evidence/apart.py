@@ -185,6 +185,21 @@ def system_calls_of_another_process(incident: Incident) -> bool:
 
 
 @apart("identity")
+def system_calls_of_another_rank(incident: Incident) -> bool:
+    found = results(incident, SyscallsData, "check")
+    role = get_engine(incident.engine.name).core_role
+    others = {
+        use.pid
+        for result in results(incident, ProcessesData)
+        for use in result.data.processes
+        if role in use.role and use.pid not in {result.data.pid for result in found}
+    }
+    for result in found if others else []:
+        result.data.pid = min(others)
+    return bool(found and others)
+
+
+@apart("identity")
 def processes_of_another_server(incident: Incident) -> bool:
     found = [r for r in results(incident, ProcessesData, "check") if r.data.processes]
     for result in found:

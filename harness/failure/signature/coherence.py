@@ -65,7 +65,8 @@ FEW = 64
 texts of so few characters; an image has more tokens than as many besides."""
 OUTSIDE = (9, 15, 2, 1)
 """Signals that somebody sends; a crash raises others in its own process."""
-GATEWAY = (502, 504)
+GATEWAY = (502, 504, *range(520, 600))
+"""No engine answers with these; 520 and on are content delivery networks' own."""
 ENVIRONMENT = re.compile(r"environments/([^/\s]+)/")
 PORT = re.compile(r" --(?:server-)?port[ =](\d+)")
 PID = re.compile(r"(\S+) pid=(\d+)")
@@ -264,6 +265,12 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
     there = {use.pid for data in readings for use in data.processes}
     pids = pids | there if there else set()  # of a server that is gone nobody knows them
     core, worker = run.engine.core_role, run.engine.worker_role
+    traced: dict[str, set[int]] = {}
+    for result in _theirs(evidence):
+        if isinstance(result.data, SyscallsData):
+            traced.setdefault(result.phase, set()).add(result.data.pid)
+    if any(pids != other for pids, other in pairwise(traced.values())):
+        yield "syscalls", "they are of one process in one phase, of another in the next"
     ranks = {u.pid for d in readings for u in d.processes if worker and worker in u.role}
     cores = [{u.pid for u in data.processes if core and core in u.role} for data in readings]
     seen = [one for one in cores if one]

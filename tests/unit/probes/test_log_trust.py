@@ -135,6 +135,7 @@ CARRIERS: dict[str, Carrier] = {
     ),
     "0.6's session": lambda t: f"{LMDEPLOY}session_id=1, prompt={t!r}, gen_config=None.",
     "response": lambda t: f"{LMDEPLOY}session=1, response={t!r}",
+    "stop word": lambda t: f"{LMDEPLOY}The token {one_line(t)}, its length of indexes [1, 2].",
     "no model": lambda t: f"{LMDEPLOY}no model name: {one_line(t)}",
     # any program's
     "a print of a prompt": lambda t: f"Prompt: {one_line(t)}",
@@ -282,6 +283,20 @@ def test_what_a_file_raises_that_judges_requests_quotes_them(
     assert matched(log(file, f"hello\n{text}")) <= harmless
     cores = log("/venv/vllm/v1/core/sched/scheduler.py", "EngineCore died unexpectedly")
     assert "died unexpectedly" in own(cores)[-1]
+
+
+@pytest.mark.parametrize("carrier", ["stop word", "JSON body", "Receive", "0.6's session"])
+@pytest.mark.parametrize("form", [vllm("core.py:9", "ERROR"), SGLANG, LMDEPLOY])
+def test_a_log_that_is_pasted_into_a_text_is_older_than_the_text(carrier: str, form: str) -> None:
+    """Also where its lines have a whole form; what is logged next is the engine's own."""
+    fatal = "EngineCore encountered a fatal error."
+    before, _, after = CARRIERS[carrier]("@@").partition("@@")
+    before = before.replace("11-24", "11-25")
+    pasted = own(
+        f"{before}hello\n{form}{fatal}\nbye{after}\n{form.replace('11-24', '11-26')}{fatal}"
+    )
+    assert fatal not in pasted[1]
+    assert fatal in pasted[-1]
 
 
 def test_a_print_of_several_lines_has_its_processs_mark_on_each() -> None:
