@@ -1,115 +1,227 @@
 """Does a client's text make a healthy server's log say something false?
 
-    python benchmarks/injection.py [--engine minivllm|vllm|sglang …] [--count 200]
+    python benchmarks/injection.py [--engine vllm-0.24.0 …] [--share 0.25] [--seed 1] [--replay]
 
-A real server logs its requests. It is sent texts that imitate all that mmrepro looks for in a log:
-as prompts, system messages, names, stop strings, grammars, tools, ids; a line, several lines, as
-JSON and as Python prints them. Then `mmrepro logs` and `mmrepro diagnose` read that server and its
-log; what they name must be what they named before. At last the server's core is killed, and that
-must be named. Exit 1: something false was named, or the true end was not.
+A real server logs its requests. For every pattern of every rule a text that it matches is sent in
+every carrier: prompts, system messages, tool calls, stop strings, schemas, names, ids, routes,
+fields of a wrong type; bare, as Python and JSON print it, between other lines, and with an engine's
+own beginning of a line. Harmless texts in the same carriers go first. Then
+
+- no rule may match a line of the log that it does not match without the imitations;
+- `mmrepro logs`, `why`, `find` and `diagnose` must say of that server what they said before;
+- at last the server really fails, and that must be named from the same log.
+
+``--replay``: `mmrepro replay` plays imitations on a server of its own; what it finds must be what
+it finds of the harmless ones. Exit 1: something was false, or the true end was not named.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
+import io
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
+import urllib.parse
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("engine", "unit/probes", "unit/diagnose")]
 
-from cause_shapes import SHAPES  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from live import COMMAND, wait_for  # noqa: E402
-from live_server import Server, answers, ask, serving  # noqa: E402
+from live_server import Server, answers, ask, serving, trigger  # noqa: E402
 from mmrepro.base import processes  # noqa: E402
+from mmrepro.engines import log_marks  # noqa: E402
 from mmrepro.engines.models import TinyModel, TinyQwen2VL  # noqa: E402
 from mmrepro.engines.models.qwen import TinyQwen3  # noqa: E402
+from mmrepro.engines.models.tiny import TinyText  # noqa: E402
+from mmrepro.probes.logs import Scanner  # noqa: E402
 from mmrepro.runs.options import StartMode  # noqa: E402
-from test_log_trust import IMITATIONS  # noqa: E402
+from mmrepro.scenario.registry import load_scenario  # noqa: E402
+from test_log_trust import IMITATIONS, PATTERNS  # noqa: E402
 
-ENGINES: dict[str, tuple[str, TinyModel, tuple[str, ...]]] = {
-    "minivllm": ("0.1", TinyQwen3(), ()),
-    "vllm": ("0.24.0", TinyQwen2VL(), ("--enable-log-requests", "--enable-log-outputs")),
-    "sglang": ("0.5.23", TinyQwen2VL(), ("--log-requests", "--log-requests-level", "3")),
-}
-CORES = ("EngineCore", "scheduler")
+Body = dict[str, Any]
+VLLM: Final = ("--enable-log-requests", "--enable-log-outputs", "--enable-request-id-headers")
+SGLANG: Final = ("--log-requests", "--log-requests-level", "3")
+FAULT: Final = next(
+    one for one in load_scenario("borrowed-faults").variants if one.variant == "ghost-key-lru"
+)
 
 
-def texts(chance: random.Random, count: int) -> Iterator[str]:
-    """What imitates an engine: single lines, and whole logs of servers that ended."""
-    every = [*IMITATIONS, *(shape.text[:3000] for shape in SHAPES)]
-    ways = (
-        str,
-        repr,
-        json.dumps,
-        lambda t: f"why is this?\n{t}\nthanks",
-        lambda t: t[: len(t) // 2],
+@dataclass(frozen=True)
+class Served:
+    """``end``: how its server really fails at last; what `logs` or `diagnose` then names."""
+
+    engine: str
+    release: str
+    model: TinyModel
+    args: tuple[str, ...]
+    end: str = "core killed"
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}-{self.release}"
+
+
+SERVED: Final = {
+    one.name: one
+    for one in (
+        Served("minivllm", "0.1", TinyQwen3(), (*FAULT.server_args, "--paper"), "ghost key"),
+        Served("vllm", "0.24.0", TinyQwen2VL(), VLLM),
+        Served("vllm", "0.32.0", TinyQwen2VL(), VLLM),
+        Served("sglang", "0.5.23", TinyQwen2VL(), SGLANG),
+        Served("sglang", "0.5.6", TinyQwen2VL(), SGLANG),
+        Served("lmdeploy", "0.6.4", TinyText(), ("--log-level", "INFO"), "asked to end"),
+        Served("lmdeploy", "0.18.0", TinyText(), ("--log-level", "INFO"), "asked to end"),
     )
-    pairs = [(text, way) for way in ways for text in every]
-    chance.shuffle(pairs)
-    for number in range(count):
-        text, way = pairs[number % len(pairs)]
-        yield way(text)
+}
+CORES: Final = ("EngineCore", "scheduler")
+
+# ---------------------------------------------------------------------- texts and carriers
+
+FORMS: Final = (
+    "(EngineCore pid=20) ERROR 11-24 18:12:17 [core.py:1195] {}",
+    "[2026-11-24 18:12:17 TP0] {}",
+    "2026-11-24 18:12:17,123 - lmdeploy - ERROR - engine.py:1 - {}",
+)
+WAYS: Final[tuple[Callable[[str, str], str], ...]] = (
+    lambda text, form: text,
+    lambda text, form: repr(text),
+    lambda text, form: json.dumps({"error": text}),
+    lambda text, form: f"why is this?\n{form.format(text)}\nthanks",
+    lambda text, form: form.format(text),
+    lambda text, form: f"it's \"cut: '{text}",
+)
 
 
-def bodies(chance: random.Random, text: str) -> dict[str, Any]:
-    """A request with ``text`` in one of its fields; what an engine refuses is logged as well."""
-    body: dict[str, Any] = {
-        "model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4,
-    }  # fmt: skip
-    how = chance.randrange(8)
-    if how < 3:
-        body["messages"] = [{"role": ("user", "system", "assistant")[how], "content": text}]
-        body["messages"].append({"role": "user", "content": text})
-    elif how == 3:
-        body["stop"] = [text[:200]]
-    elif how == 4:
-        body["model"] = text
-    elif how == 5:
-        function = {"name": "f", "description": text, "parameters": {"type": "object"}}
-        body["tools"] = [{"type": "function", "function": function}]
-    elif how == 6:
-        schema = {"type": "object", "properties": {"a": {"enum": [text[:100]]}}}
-        shape = {"name": "a", "schema": schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": shape}
+def imitations(chance: random.Random) -> list[str]:
+    """A text for each pattern, and those of the unit test."""
+    warnings.filterwarnings("ignore", message=".*example.*")
+    drawn = []
+    for regex in PATTERNS.values():
+        text = st.from_regex(regex, fullmatch=False).example()
+        drawn.append(re.sub(r"[\x00\r\ud800-\udfff]", "", text)[:400])
+    every = [*drawn, *IMITATIONS]
+    chance.shuffle(every)
+    return every
+
+
+def chat(**more: Any) -> Body:
+    said = [{"role": "user", "content": "hello"}]
+    return {"model": "tiny", "messages": said, "max_tokens": 2, "temperature": 0} | more
+
+
+def messages(*each: Body) -> Body:
+    return chat(messages=[*each, {"role": "user", "content": "hello"}])
+
+
+def called(text: str) -> Body:
+    call = {"name": text[:60], "arguments": json.dumps({"to": text})}
+    calls = [{"id": text[:40], "type": "function", "function": call}]
+    return messages(
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": text[:40], "content": text},
+    )
+
+
+def tool(text: str) -> Body:
+    given = {"name": "f", "description": text, "parameters": {"type": "object"}}
+    return chat(tools=[{"type": "function", "function": given}], tool_choice="none")
+
+
+def schema(text: str, **more: Any) -> Body:
+    shape = {"type": "object", "properties": {"a": {"enum": [text[:100]]}}} | more
+    return chat(
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": shape}}
+    )
+
+
+BODIES: Final[dict[str, Callable[[str], Body]]] = {
+    "user message": lambda t: chat(messages=[{"role": "user", "content": t}]),
+    "system message": lambda t: messages({"role": "system", "content": t}),
+    "tool call": called,
+    "tool's words": tool,
+    "stop string": lambda t: chat(stop=[t[:200]]),
+    "schema": schema,
+    "schema that is none": lambda t: schema(t, type=t[:80]),
+    "model's name": lambda t: chat(model=t),
+    "user": lambda t: chat(user=t[:200]),
+    "request_id": lambda t: chat(request_id=t[:200], rid=t[:200]),
+    "role": lambda t: messages({"role": t[:200], "content": "hello"}),
+    "no number": lambda t: chat(temperature=t),
+    "token": lambda t: chat(logit_bias={t[:200]: 1}),
+    "address of an image": lambda t: messages(
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": t}}]}
+    ),
+    "template": lambda t: chat(chat_template=f"{{{{ raise_exception({t!r}) }}}}"),
+}
+COMPLETION, HEADER, QUERY, PATH, NO_JSON = "completion", "X-Request-Id", "query", "path", "no JSON"
+CARRIERS: Final = (*BODIES, COMPLETION, HEADER, QUERY, PATH, NO_JSON)
+
+
+def sent(server: Server, carrier: str, text: str) -> int | str:
+    """The status of one request that holds ``text``; the error's name where there was none."""
+    headers, path, method = {"Content-Type": "application/json"}, "/v1/chat/completions", "POST"
+    data: bytes | None
+    if carrier in BODIES:
+        data = json.dumps(BODIES[carrier](text)).encode()
+    elif carrier == COMPLETION:
+        path = "/v1/completions"
+        data = json.dumps({"model": "tiny", "prompt": text, "max_tokens": 2}).encode()
+    elif carrier == NO_JSON:
+        data = text.encode()
+    elif carrier == HEADER:
+        headers["X-Request-Id"] = re.sub(r"[^ -~]+", " ", text).strip() or "x"
+        data = json.dumps(chat()).encode()
     else:
-        body["user"] = body["request_id"] = text[:300]
-    return body
-
-
-def send(server: Server, chance: random.Random, count: int) -> Counter[int]:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    codes: Counter[int] = Counter()
-    for text in texts(chance, count):
-        data = json.dumps(bodies(chance, text)).encode()
-        headers = {"Content-Type": "application/json", "X-Request-Id": text[:80].encode().hex()}
-        asked = urllib.request.Request(server.url + "/v1/chat/completions", data, headers)
+        method, data = "GET", None
+        quoted = urllib.parse.quote(text[:600], safe="" if carrier == QUERY else "/")
+        path = f"/v1/models?q={quoted}" if carrier == QUERY else f"/{quoted}"
+    link = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=60)
+    with contextlib.closing(link):
         try:
-            with opener.open(asked, timeout=60) as answer:
-                answer.read()
-                codes[answer.status] += 1
-        except urllib.error.HTTPError as error:
-            with error:
-                error.read()
-            codes[error.code] += 1
-    return codes
+            link.request(method, path, data, headers)
+            answer = link.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__
+        return answer.status
+
+
+def planned(chance: random.Random, share: float) -> Iterator[tuple[str, str]]:
+    """Carrier and text: each imitation in each carrier, the ways in turn; ``@N@`` counts them."""
+    texts, number = imitations(chance), 0
+    for at, text in enumerate(texts):
+        for place, carrier in enumerate(CARRIERS):
+            if chance.random() >= share:
+                continue
+            number += 1
+            way, form = WAYS[(at + place) % len(WAYS)], FORMS[number % len(FORMS)]
+            yield carrier, f"@{number}@ {way(text, form)}"
+
+
+# ---------------------------------------------------------------------- what is said
 
 
 def printed(*words: str) -> dict[str, Any]:
     done = subprocess.run([*COMMAND, *words, "--json"], capture_output=True, text=True, check=False)
     try:
-        return json.loads(done.stdout)
+        return dict(json.loads(done.stdout))
     except ValueError:
         raise SystemExit(f"mmrepro {' '.join(words)}: {done.stderr[-500:]}") from None
 
@@ -120,51 +232,134 @@ def named(server: Server, folder: Path) -> dict[str, Any]:
     out = ["--out", str(folder / "diagnosis")]
     live = printed("diagnose", server.url, "--log", str(server.log), *out)
     found = live.get("diagnosis", live)
+    start = printed("why", str(server.log))
+    known = printed("find", str(server.log))
     return {
-        "engine": (log["engine"], found["target"]["engine"]),
+        "engine": (log["engine"], found["target"]["engine"], found["target"]["release"]),
         "cause": log["cause"]["class"],
         "servers": [one["cause"]["class"] for one in log["servers"]],
         "state": found["assessment"]["state"],
         "classes": sorted(one["name"] for one in found["classes"]),
         "fits": sorted(m["scenario"] for m in found["matches"] if m["fit"] in ("match", "likely")),
+        "why": (start["state"], start["cause"], start["engine"], start["release"]),
+        "find": sorted({one["name"] for one in known["found"]}),
     }
 
 
-def tried(name: str, count: int, seed: int) -> bool:
-    release, model, args = ENGINES[name]
-    chance = random.Random(f"{seed}:{name}")
-    with __import__("contextlib").nullcontext(
-        tempfile.mkdtemp(prefix="mmrepro-injection-")
-    ) as temporary:
-        folder = Path(temporary)
-        with serving(name, release, model, folder, *args, mode=StartMode.FORK) as server:
-            ask(server.url)
-            before = named(server, folder / "before")
-            codes = send(server, chance, count)
-            ask(server.url)
-            after = named(server, folder / "after")
-            same = before == after and answers(server.url + "/health")
-            print(f"{name} {release}: {sum(codes.values())} texts, answered {dict(codes)}")
-            print(f"  before: {before}\n  after:  {after}")
-            below = processes.descendants(server.pid)
-            named_core = (pid for pid in below if any(m in processes.cmdline(pid) for m in CORES))
-            if (core := next(named_core, None)) is None:  # one process: it could not say a word
-                return same
-            os.kill(core, signal.SIGKILL)
-            wait_for(lambda: not processes.alive(core), 30, "gone")
-            wait_for(lambda: not answers(server.url + "/health"), 60, "noticed")
-            end = printed("logs", str(server.log))["cause"]
-            print(f"  its core killed: {end['class']} ({end['certainty']}), {end['process']}")
-    return same and end["class"] not in ("alive", "not-a-log")
+def matched(log: Path) -> set[str]:
+    """The rules that match a line of it, as mmrepro reads it."""
+    scanner = Scanner({p: p for p in PATTERNS}, None, marks=log_marks())
+    counts = scanner.scan(io.BytesIO(log.read_bytes())).match_counts
+    return {pattern for pattern, count in counts.items() if count}
+
+
+def failed(served: Served, server: Server, folder: Path) -> str:
+    """Makes the server fail; what is named then, or "" where that is not the truth."""
+    if served.end == "ghost key":
+        trigger(FAULT, server.url, folder)
+        live = printed("diagnose", server.url, "--deadline", "3", "--out", str(folder / "end"))
+        found = live.get("diagnosis", live)
+        fits = [(m["scenario"], m["variant"]) for m in found["matches"] if m["fit"] == "match"]
+        own = (FAULT.name, FAULT.variant)
+        return f"{found['assessment']['state']}, {own}" if fits == [own] else ""
+    below = [server.pid, *processes.descendants(server.pid)]
+    core = next((p for p in below if any(m in processes.cmdline(p) for m in CORES)), server.pid)
+    os.kill(core, signal.SIGTERM if served.end == "asked to end" else signal.SIGKILL)
+    wait_for(lambda: not answers(server.url + "/health"), 60, "noticed")
+    wait_for(lambda: not processes.alive(core), 60, "gone")
+    end = printed("logs", str(server.log))["cause"]
+    told = f"{end['class']} ({end['certainty']}) {end['process']}"
+    return "" if end["class"] in ("alive", "not-a-log", "unknown") else told
+
+
+def tried(served: Served, share: float, seed: int) -> bool:
+    chance = random.Random(f"{seed}:{served.name}")
+    folder = Path(tempfile.mkdtemp(prefix="mmrepro-injection-"))
+    with (
+        ThreadPoolExecutor(4) as pool,
+        serving(
+            served.engine, served.release, served.model, folder, *served.args, mode=StartMode.FORK
+        ) as server,
+    ):
+        ask(server.url)
+        for carrier in CARRIERS:
+            for text in ("hello you", "hello\nyou", '{"hello": "you"}'):
+                sent(server, carrier, text)
+        before, usual = named(server, folder / "before"), matched(server.log)
+        todo = list(planned(chance, share))
+        statuses = list(pool.map(lambda one: sent(server, *one), todo))
+        ask(server.url)
+        after, met = named(server, folder / "after"), matched(server.log) - usual
+        log = server.log.read_text(errors="replace")
+        alive = answers(server.url + "/health")
+        end = failed(served, server, folder)
+    stand = Counter(carrier for number, (carrier, _) in enumerate(todo, 1) if f"@{number}@" in log)
+    print(f"\n{served.name}: {len(todo)} texts, {dict(Counter(statuses))}")
+    often = Counter(carrier for carrier, _ in todo)
+    print("  in the log: " + ", ".join(f"{c} {stand[c]}/{often[c]}" for c in CARRIERS))
+    print(f"  rules that match a line since: {sorted(met) or 'none'}")
+    if before != after:
+        print(f"  before: {before}\n  after:  {after}")
+    else:
+        print(f"  said, before and after: {before}")
+    print(f"  its true end, {served.end}: {end or 'NOT NAMED'}")
+    right = before == after and alive and not met and bool(end)
+    if right:
+        shutil.rmtree(folder)
+    else:
+        print(f"  kept: {folder}")
+    return right
+
+
+# ---------------------------------------------------------------------- replay
+
+
+def played(served: Served, texts: list[str], folder: Path) -> dict[str, Any]:
+    """What `mmrepro replay` finds of a batch that holds each of the texts."""
+    makers = [make for name, make in BODIES.items() if name not in ("template", "no number")]
+    lines = [
+        {
+            "custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions",
+            "body": makers[n % len(makers)](text),
+        }
+        for n, text in enumerate(texts)
+    ]  # fmt: skip
+    folder.mkdir()
+    batch = folder / "batch.jsonl"
+    batch.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["replay", str(batch), "--engine", served.engine, "--release", served.release]
+    words += ["--repeat", "1", "--no-shrink", "--out", str(folder / "played")]
+    words += [f"--server-arg={arg}" for arg in served.args]
+    told = printed(*words)
+    found = [one.get("bucket", one) for one in told.get("findings", [])]
+    return {"findings": sorted(json.dumps(one, sort_keys=True)[:300] for one in found)}
+
+
+def replayed(served: Served, seed: int, count: int) -> bool:
+    folder = Path(tempfile.mkdtemp(prefix="mmrepro-injection-"))
+    chance = random.Random(f"{seed}:{served.name}:replay")
+    texts = [text for _, text in planned(chance, 0.1)][:count]
+    quiet = played(served, [f"hello {n}" for n in range(len(texts))], folder / "quiet")
+    loud = played(served, texts, folder / "loud")
+    print(f"\n{served.name}, replay of {len(texts)}: harmless {quiet}\n  imitations {loud}")
+    return quiet == loud
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--engine", action="append", choices=ENGINES)
-    parser.add_argument("--count", type=int, default=200)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engine", action="append", choices=SERVED)
+    parser.add_argument("--share", type=float, default=1.0, help="of rules times carriers")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replay", action="store_true", help="by replay in place of a server")
+    parser.add_argument("--count", type=int, default=120, help="of the texts that are replayed")
     asked = parser.parse_args()
-    right = [tried(name, asked.count, asked.seed) for name in asked.engine or ENGINES]
+    each = [SERVED[name] for name in asked.engine or SERVED]
+    if asked.replay:
+        right = [replayed(one, asked.seed, asked.count) for one in each]
+    else:
+        right = [tried(one, asked.share, asked.seed) for one in each]
     return not all(right)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 
 from mmrepro.probes.data import QUOTED_CHAR, LogLine
@@ -165,6 +165,10 @@ def written(time: str, near: datetime = UNKNOWN) -> datetime | None:
     return min(found, key=lambda one: abs(one - near), default=None)
 
 
+CLOCKS = timedelta(seconds=5)
+"""Processes of one machine write past each other by less."""
+
+
 def seconds(time: str, near: datetime = UNKNOWN) -> float | None:
     """``written`` in seconds since 1970, as if the log's zone were UTC."""
     at = written(time, near) if time else None
@@ -197,8 +201,9 @@ _REST = re.compile(
     # sglang/srt/utils/request_logger.py, tokenizer_manager.py; openai/serving_chat.py
     r"(?:Receive OpenAI|Receive|Finish): |\{\"timestamp\": \"[^\"]{0,40}\", \"event\": \"request\.|"
     r"(?:Tool call|Reasoning) parsing error: |Unparsed [^:]{1,120}: |\[http_server\] Error: |"
-    # lmdeploy/logger.py
+    # lmdeploy/logger.py, tokenizer.py
     r"session(?:_id)?=\d+, (?=.{0,4000}?(?:prompt|response)=)|no model name: |"
+    r"The token |"
     # any program's
     r"(?:[Uu]ser |[Ff]ull |[Ff]inal |[Ii]nput |[Rr]aw |[Ff]ormatted |[Rr]endered |[Mm]odel )?"
     r"(?:[Pp]rompt|[Mm]essages?|[Cc]ompletion|[Oo]utput|[Rr]esponse|[Gg]enerated text|[Tt]ext|"
@@ -247,6 +252,19 @@ _PARSER = re.compile(
     r"(?:^|[/.])(?:harmony\w*|\w*parser\w*)(?:\.py:|\Z)|(?:^|[/.])(?:tool_parsers|reasoning)[/.]"
 )
 """Source files that speak of nothing but what a model wrote."""
+_JUDGES = re.compile(
+    r"[/\\](?:structured_output|guided_decoding|constrained|xgrammar|outlines\w*|llguidance|lark|"
+    r"lmformatenforcer|jsonschema|jinja2|json|pydantic\w*|urllib3/util|yarl|PIL|openai_harmony|"
+    r"mistral_common|tool_parsers?|function_call|reasoning|multimodal/media|media)[/\\]|"
+    r"[/\\](?:base64|binascii|chat_utils|sampling_params|protocol|validators|\w*serving\w*|"
+    r"multimodal/(?:image|video|audio|utils)|tokenization_\w+|renderers?)\.py\Z"
+)
+"""Files that judge what a request holds: the text of an exception that they raise quotes it, and
+of one that is raised in what they call."""
+_ENGINES = re.compile(r"[/\\](?:vllm|sglang|lmdeploy|minivllm)[/\\]")
+_WORKS = re.compile(r"[Cc]ore|[Ww]orker|[Ss]cheduler|[Ee]ngine|[Ee]xecutor|\b[TDP]P\d")
+"""Who fails by such an exception: it is the engine's own failure, whatever the request held."""
+_RAISED_IN = re.compile(r'\s+File "([^"]{1,400})", line \d+')
 _MOUTH_OWN = re.compile(r"[^:='\"`{\[(<]*")
 _FRAME = re.compile(r"\s|Traceback \(most|During handling of the above|The above exception was|\Z")
 
@@ -260,6 +278,10 @@ class Reading:
         text: the message, whole.
         spans: what of it is a client's.
         open: a client's words may go on in the next line.
+        mark: the outermost one of several processes' marks.
+        rest: it goes on with a message of one request's, which was told of in one line.
+        clock: the time of the last line that has one, where it was asked.
+        judging: the innermost frame so far, of a traceback, is of a file that judges requests.
     """
 
     line: str
@@ -274,6 +296,10 @@ class Reading:
     form: str = ""
     spans: list[tuple[int, int]] = field(default_factory=list)
     open: bool = False
+    mark: str = ""
+    rest: bool = False
+    clock: str = ""
+    judging: bool = False
 
     @property
     def text(self) -> str:
@@ -286,7 +312,8 @@ class Reading:
 
     def goes_on(self, other: Reading) -> bool:
         """Whether it may be of the same message as the line before it."""
-        return self.same_record(other) or (self.bare and self.process in ("", other.process))
+        marked = self.process in ("", other.process) or (self.mark and self.mark == other.mark)
+        return self.same_record(other) or (self.bare and bool(marked))
 
     @cached_property
     def own(self) -> str:
@@ -300,6 +327,44 @@ class Reading:
     def same_record(self, other: Reading) -> bool:
         """Whether both have the same beginning, which vLLM repeats on each line of a message."""
         return not self.bare and self.line[: self.head] == other.line[: other.head]
+
+    @property
+    def of_one(self) -> bool:
+        """It tells of one request, by its id, in one line; so do all lines of its place."""
+        return self.rest or bool(_ID.match(self.text) or _ABOUT.match(self.text))
+
+    def after(self, before: Reading, *, part: bool) -> None:
+        """Take what the line before it says of whose words it has.
+
+        Args:
+            part: both are of one message, whatever they look like.
+        """
+        self.clock = self.time or before.clock
+        pasted = before.open and self._older(before.clock)
+        if before.open and (part or pasted or self.goes_on(before)):
+            self.quote_all(form_too=(part or pasted) and not self.same_record(before))
+            self.clock = before.clock
+        elif before.of_one and self.source and self.same_record(before) and not self.of_one:
+            self.quote_all(form_too=False)
+            self.open, self.rest = False, True
+        elif frame := _RAISED_IN.match(self.text):
+            inner = before.judging and self.goes_on(before) and not _ENGINES.search(frame[1])
+            works = _WORKS.search(f"{self.process} {self.source}")
+            self.judging = not works and (inner or _JUDGES.search(frame[1]) is not None)
+        elif before.judging and self.goes_on(before):
+            self.judging = self.text[:1] in ("", " ")
+            if not self.judging and (raised := EXCEPTION.match(self.text)):
+                self.quote_all(form_too=False)
+                self.spans = [(raised.end(), len(self.text))]
+
+    def _older(self, clock: str) -> bool:
+        """Whether it is older than the last line before it that has a time: what is pasted into a
+        text was logged before. Either may print no year."""
+        if self.bare or not self.time or not clock:
+            return False
+        last = written(clock, written(self.time) or UNKNOWN)
+        at = written(self.time, last or UNKNOWN)
+        return bool(at and last and at < last - CLOCKS)
 
     def logged(self, level: str, time: str, logger: str) -> None:
         """Take what a logger that writes JSON said beside the message."""
@@ -349,6 +414,7 @@ def read_line(line: str, *, words: bool = True) -> Reading:
     at = 0
     while match := MARK.match(line, at):
         at = match.end()
+        found.mark = found.mark or match[0]
         name, pid = match["name"], match["pid"]
         found.process, found.pid = f"{name} pid={pid}", int(pid[:12])
         number = _RANK_NUMBER.search(name)
@@ -370,7 +436,7 @@ def read_line(line: str, *, words: bool = True) -> Reading:
             found.engine = form.engine
             at = match.end()
             break
-    found.head = at
+    found.head, found.clock = at, found.time
     if words:
         found.spans, found.open = quoted(found.text, found.source, found.level)
     return found
@@ -414,7 +480,10 @@ def quoted(text: str, source: str = "", level: str = "") -> tuple[list[tuple[int
         own = _MOUTH_OWN.match(text)
         begin = own.end() if own else 0
         return ([(begin, end)], True) if begin < end else ([], False)
-    if match := _ABOUT.match(text):
+    match = _ABOUT.match(text)
+    if match and ": " in text:  # failed (bad request): the exception's text, which quotes it
+        return [(match.end(), end)], False
+    if match:
         tails = [tail.start() for tail in _ABOUT_END.finditer(text)]
         spans.append((match.end(), tails[-1] if tails else end))
     for match in _ACCESS.finditer(text):

@@ -235,13 +235,16 @@ class Block:
             todo.append((index, one))
             # A line with a form of its own, and not the one before it's, goes on with nothing.
             joined = self.bares is not None and self.bares[index].part
-            if len(todo) > MAX_BEFORE or not (one.bare or joined or self._repeats(index, one)):
+            follows = one.bare or joined or self._repeats(index, one)
+            if len(todo) > MAX_BEFORE or not (follows or self._out_of_turn(index, one)):
                 break
             index -= 1
         for number, one in reversed(todo):
             part = self.bares is not None and self.bares[number].part
-            if before and before.open and (part or one.goes_on(before)):
-                one.quote_all(form_too=part and not one.same_record(before))
+            if before:
+                if before.open and one.time and not before.clock:
+                    before.clock = self._clock(number - 1)
+                one.after(before, part=part)
             self._readings[number] = before = one
         assert before is not None
         return before
@@ -265,6 +268,22 @@ class Block:
         if b"\x1b" not in before and not before.startswith(head.encode()):
             return False
         return clean(before[: 2 * len(head) + 64]).startswith(head)
+
+    def _out_of_turn(self, index: int, one: Reading) -> bool:
+        """Whether the line before it is not of the same minute, at a glance: it may be a text in
+        which this one stands."""
+        minute = one.time.rpartition(":")[0].encode()
+        before = self.content(int(self.starts[index - 1])) if index else b""
+        return bool(minute) and minute not in before[:HEAD_BYTES]
+
+    def _clock(self, index: int) -> str:
+        """The time of the last line up to that one that has a time."""
+        for number in range(index, max(-1, index - MAX_BEFORE), -1):
+            known = self._readings.get(number)
+            time = known.time if known else timed(self, int(self.starts[number])).time
+            if time:
+                return time
+        return ""
 
     def line_starts(self, offsets: Sequence[int] | None) -> list[int]:
         """Where the lines that hold these offsets begin, in order, each once; None: every line.

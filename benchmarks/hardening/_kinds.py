@@ -29,6 +29,7 @@ class Seeds:
     recordings: list[tuple[str, bytes]]
     replay: Path
     campaigns: dict[str, str]
+    dumps: list[Path]
 
 
 @cache
@@ -71,7 +72,10 @@ def seeds(place: Path) -> Seeds:
         "summary.json": acceptance().model_dump_json(),
         "fuzz.json": whole_fuzz().model_dump_json(),
     }
-    return Seeds(bundles, ledger, list(logs.values()), recordings, kept, campaigns)
+    found = made.ROOT / "tests/unit/probes"
+    dumps = [p for name in ("dumps", "ras", "flight") for p in (found / name).rglob("*")]
+    dumps = sorted(path for path in dumps if path.is_file())
+    return Seeds(bundles, ledger, list(logs.values()), recordings, kept, campaigns, dumps)
 
 
 Command = list[str]
@@ -389,6 +393,158 @@ def scenario_file(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
     return rng.choice([["show", "./mine.py"], ["ablate", "./mine.py", "--dry-run"]])
 
 
+ISSUE = """### Your current environment
+vLLM 0.1, engine minivllm
+
+```sh
+python -m minivllm --model m --port 8000 --max-model-len 2048
+```
+
+```sh
+curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d '
+{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}'
+```
+
+It answers 500 Internal Server Error:
+```text
+ERROR 11-24 18:12:17 [core.py:1195] EngineCore encountered a fatal error.
+ValueError: no such thing
+```
+"""
+
+
+def issue(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    """A bug report, whose client never runs: no server starts here."""
+    lines = [line.encode() for line in ISSUE.splitlines()]
+    for _ in range(rng.randint(1, 4)):
+        at, how = rng.randrange(len(lines)), rng.randrange(5)
+        if how == 0:
+            lines.insert(at, rng.choice((b"```", b"~~~", b"> ", b"<details>", b"---", b"    ")))
+        elif how == 1:
+            lines.insert(at, rng.choice(made.WORDS).encode("utf-8", "surrogatepass"))
+        elif how == 2:
+            lines[at] = made.broken(rng, lines[at])
+        elif how == 3:
+            lines += lines[at:] * rng.choice((1, 40, 2000))
+        else:
+            lines[at] = b"$(" * 4000 + lines[at] + b"'" * 3
+    (folder / "issue.md").write_bytes(b"\n".join(lines))
+    more = ["--server", "minivllm --port 1", "--release", "0.1", "--engine", "minivllm"]
+    return rng.choice([
+        ["find", "issue.md"],
+        ["repro", "issue.md", "--out", "played"],
+        ["repro", "issue.md", "--out", "played", *more],
+    ])  # fmt: skip
+
+
+def start(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    made.put_logs(rng, folder, rng.choice(seeds.logs))
+    more = rng.choice([[], ["--json"]])
+    return [rng.choice(["why", "find"]), "server.log", *more]
+
+
+def dumps(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    """Stacks, metrics, pictures of a GPU, and pickles that would run a command."""
+    names = []
+    for path in rng.sample(seeds.dumps, 2):
+        data = path.read_bytes()[: 1 << 18]
+        if path.suffix == ".pkl" and rng.random() < 0.5:
+            data = b"cposix\nsystem\n(S'touch ../ran'\ntR." + data
+        (folder / path.name).write_bytes(made.broken(rng, data))
+        names.append(path.name)
+    made.odd(rng, folder, "dumps.txt")
+    return ["logs", *names, *rng.choice([[], ["--json"], ["--full"]])]
+
+
+def captured(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    """Traffic for what plays it, as files and as traces."""
+    name, data = rng.choice([r for r in seeds.recordings if not r[0].endswith(".log.gz")])
+    if rng.random() < 0.3:
+        name = "trace.jsonl"
+        rows = [
+            {"timestamp": 100 * n, "input_length": 600, "output_length": 9, "hash_ids": [n // 3, n]}
+            for n in range(9)
+        ]
+        data = b"\n".join(made.as_json(rng, made.changed(rng, row)) for row in rows)
+    elif name.endswith(".jsonl"):
+        data = b"\n".join(made.as_json(rng, json.loads(line)) for line in data.splitlines())
+        data = made.broken(rng, data)
+    else:
+        data = made.as_json(rng, made.changed(rng, json.loads(data)))
+    (folder / name).write_bytes(data)
+    upgrade = ["upgrade", "0.1", "0.1", "--engine", "minivllm", "--traffic", name]
+    return rng.choice([
+        ["capture", name, "--mooncake", rng.choice(["out.jsonl", name, "no/such/out.jsonl"])],
+        [*upgrade, "--budget", "5s", "--out", "compared"],
+        ["bisect", name, "--measure", "ttft", "--engine", "minivllm", "--out", "found"],
+        ["fuzz", "minivllm", "--from", name, "--budget", "5s", "--out", "fuzzed"],
+    ])  # fmt: skip
+
+
+def opened(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    """What is found by its number, its id or as the last one."""
+    many_incidents(rng, folder, seeds)
+    campaign(rng, folder, seeds)
+    (folder / "c").rename(folder / "incidents" / "c")
+    which = rng.choice(["1", "2", "last", "incidents/c", "99", "incidents", "c", "\x1b[2J"])
+    return rng.choice([
+        ["open", which, "--print"], ["resume", which], ["judge", which], ["incidents", "--json"],
+        ["report", which, "--format", rng.choice([*FORMATS, "upstream-test"])],
+        ["replay", which], ["bundle", which, "--out", "x.zip"],
+    ])  # fmt: skip
+
+
+def finding(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    replay_folder(rng, folder, seeds)
+    return rng.choice([
+        ["report", "r/f1", "--format", "upstream-test"], ["bisect", "r/f1", "--out", "found"],
+        ["bisect", "r/f1/case.json", "--out", "found"], ["bisect-run", "r/f1", "--source", "r"],
+        ["replay", "r/f1/case.json", "--out", "played"], ["fuzz", "minivllm", "--from", "r/f1"],
+    ])  # fmt: skip
+
+
+def tree(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    """A source tree that is none, a scenario file, and a folder's own configuration."""
+    scenario_file(rng, folder, seeds)
+    tree = folder / "tree"
+    (tree / "vllm").mkdir(parents=True)
+    (tree / "vllm" / "_version.py").write_bytes(rng.choice((
+        b"__version__ = version = '0.23.0'", b"raise SystemExit(3)", b"(" * 9000, b"\xff\xfe\x00",
+        b"__version__ = '" + b"9" * 5000 + b"'", b"__version__ = '../../../up'",
+    )))  # fmt: skip
+    (tree / "pyproject.toml").write_bytes(toml_of(rng, ["[project]", 'name = "vllm"', "a = 1"]))
+    made.odd(rng, tree, "PKG-INFO")
+    asked = rng.choice(["./mine.py", "ghost-key-eviction"])
+    return rng.choice([
+        ["bisect-run", asked, "--source", "tree"], ["run", asked, "--source", "tree"],
+        ["check"], ["upgrade", "--source", "tree", "--traffic", "chat", "--engine", "vllm"],
+    ])  # fmt: skip
+
+
+def spoken(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
+    """What an agent says to ``mcp``, on its standard input."""
+    asked = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "a"}}
+    asked["clientInfo"]["version"] = "1"
+    begin = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": asked},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    ]
+    calls = [
+        {"name": "find", "arguments": {"text": rng.choice(made.WORDS)}},
+        {"name": "logs", "arguments": {"path": rng.choice(["server.log", "/proc/self/mem", "."])}},
+        {"name": "report", "arguments": {"incident": rng.choice(["../..", "last", "/etc/passwd"])}},
+        {"name": rng.choice(made.WORDS), "arguments": made.nested(30)},
+    ]
+    made.put_logs(rng, folder, rng.choice(seeds.logs))
+    lines = [json.dumps(line).encode() for line in begin]
+    for number, call in enumerate(rng.sample(calls, 3), 2):
+        line = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": call}
+        lines.append(made.as_json(rng, made.changed(rng, line) if rng.random() < 0.5 else line))
+    lines.insert(rng.randrange(2, 5), rng.choice((b"", b"{", b"\xff", b"[" * 9000, b"null")))
+    (folder.parent / "stdin").write_bytes(b"\n".join(lines) + b"\n")
+    return ["mcp", "--read-only"]
+
+
 KINDS: dict[str, tuple[Maker, int]] = {
     "bundle, bytes": (bundle_bytes, 450),
     "bundle, JSON": (bundle_json, 800),
@@ -406,5 +562,13 @@ KINDS: dict[str, tuple[Maker, int]] = {
     "model's config": (model_config, 120),
     "campaign": (campaign, 200),
     "scenario file": (scenario_file, 60),
+    "issue": (issue, 120),
+    "start": (start, 150),
+    "dumps": (dumps, 200),
+    "captured": (captured, 150),
+    "opened": (opened, 150),
+    "finding": (finding, 120),
+    "tree": (tree, 80),
+    "agent": (spoken, 80),
     "large": (large, 30),
 }

@@ -81,6 +81,8 @@ def child(number: int, kind: str, folder: Path, place: Path) -> NoReturn:
         resource.setrlimit(name, (limit, limit))
     signal.setitimer(signal.ITIMER_REAL, HUNG_S)
     os.chdir(folder)
+    spoken = folder.parent / "stdin"
+    os.dup2(os.open(spoken if spoken.exists() else os.devnull, os.O_RDONLY), 0)
     for stream in (1, 2):
         handle = os.open(folder.parent / f"{number}.{stream}", os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(handle, stream)
@@ -118,12 +120,19 @@ def ended(number: int, kind: str, folder: Path, status: int) -> Ended:
         wrong = f"exit {told['code']}: {errors.strip().splitlines()[-2:]}"
     elif b"\x1b" in printed or "\x1b" in errors:
         wrong = "an escape reached the terminal"
+    elif out := {path.name for path in held.iterdir()} - {folder.name, "stdin", *_own(number)}:
+        wrong = f"it wrote beside its folder: {sorted(out)}"
     elif argv[0] == "bundle" and (folder / "x.zip").exists():
         with zipfile.ZipFile(folder / "x.zip") as archive:
             names = archive.namelist()
         if len(set(names)) < len(names) or any(".." in n.split("/") or n[:1] == "/" for n in names):
             wrong = "two members of one name, or one that leads out"
     return Ended(number, kind, argv, told["code"], told["kib"] >> 10, told["s"], wrong)
+
+
+def _own(number: int) -> set[str]:
+    """What this program writes beside a folder."""
+    return {f"{number}.{name}" for name in ("argv", "1", "2", "told")}
 
 
 def warmed(place: Path) -> None:

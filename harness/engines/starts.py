@@ -26,7 +26,7 @@ from mmrepro.base.units import MIB, size
 from mmrepro.probes.base import Unavailable
 from mmrepro.probes.data import QUOTED_CHAR, LogLine
 from mmrepro.probes.log_files import BROKEN, open_log
-from mmrepro.probes.log_forms import UNKNOWN, read_line
+from mmrepro.probes.log_forms import UNKNOWN, Reading, read_line
 from mmrepro.probes.log_lines import Line, clean
 from mmrepro.probes.log_words import public_line
 from mmrepro.probes.log_wraps import Peeler
@@ -228,7 +228,7 @@ def raised(lines: Sequence[LogLine]) -> Iterator[Raised]:
     What stands at the level of a warning or below is a ``hint`` or nothing. Before the HTTP server
     is up no client has said anything: what a line quotes there is the engine's own.
     """
-    up = next((n for n, line in enumerate(lines) if _UP.search(line.text)), len(lines))
+    up = next((n for n, line in enumerate(lines) if _UP.search(line.own_words)), len(lines))
     for at, line in enumerate(lines):
         found = _begins(line, line.text if at <= up else line.own_words)
         if found is None:
@@ -465,7 +465,7 @@ def stage_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
     reached = 0
     for at, mark in enumerate(engine.start_marks.values(), 1):
         form = re.compile(mark)
-        if any(form.search(line.text) for line in lines):
+        if any(form.search(line.own_words) for line in lines):
             reached = at
     return STAGES.get(stages[reached], f"in the stage “{stages[reached]}”")
 
@@ -507,7 +507,7 @@ class LineReader:
         self._rest = b""
         self._number = 0
         self._peeler: Peeler | None = None
-        self._open = False
+        self._before: Reading | None = None
 
     def take(self, block: bytes, *, last: bool = False) -> list[LogLine]:
         """The lines that ``block`` ends; ``last``: its end ends one as well."""
@@ -527,9 +527,9 @@ class LineReader:
         bare = [None] if peeler is None or peeler.plain else peeler.peel(raw[:MOST_LINE])
         for one in bare:
             reading = read_line(clean(raw if one is None else one.text))
-            if self._open and reading.bare:
-                reading.quote_all(form_too=False)
-            self._open = reading.open
+            if self._before is not None:
+                reading.after(self._before, part=False)
+            self._before = reading
             yield Line(self._number, reading, one).record(UNKNOWN)
 
 

@@ -4,6 +4,7 @@ Each is what an adversary does to a recording: one thing of another server, anot
 answer, another speaker. A change that finds nothing to change in a recording says so.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -184,6 +185,21 @@ def system_calls_of_another_process(incident: Incident) -> bool:
 
 
 @apart("identity")
+def system_calls_of_another_rank(incident: Incident) -> bool:
+    found = results(incident, SyscallsData, "check")
+    role = get_engine(incident.engine.name).core_role
+    others = {
+        use.pid
+        for result in results(incident, ProcessesData)
+        for use in result.data.processes
+        if role in use.role and use.pid not in {result.data.pid for result in found}
+    }
+    for result in found if others else []:
+        result.data.pid = min(others)
+    return bool(found and others)
+
+
+@apart("identity")
 def processes_of_another_server(incident: Incident) -> bool:
     found = [r for r in results(incident, ProcessesData, "check") if r.data.processes]
     for result in found:
@@ -279,6 +295,34 @@ def log_of_another_server(incident: Incident) -> bool:
 
 
 @apart("identity")
+def log_of_another_engine(incident: Incident) -> bool:
+    """In the forms of its lines, as their reader knew them."""
+    other = "vllm" if incident.engine.name != "vllm" else "sglang"
+    found = [r for r in results(incident, LogsData, "check") if r.data.engine]
+    for result in found:
+        result.data.engine = other
+    return bool(found)
+
+
+@apart("identity")
+def log_of_another_start(incident: Incident) -> bool:
+    """Its last start tells of another release."""
+    found = results(incident, LogsData, "check")
+    for result in found:
+        result.data.release = "0.1.0"
+    return bool(found)
+
+
+@apart("identity")
+def command_lines_of_another_port(incident: Incident) -> bool:
+    found = [u for r in results(incident, ProcessesData) for u in r.data.processes]
+    named = [use for use in found if re.search(r"--(?:server-)?port[ =]\d", use.cmdline)]
+    for use in named:
+        use.cmdline = re.sub(r"(--(?:server-)?port[ =])\d+", r"\g<1>7", use.cmdline)
+    return bool(named)
+
+
+@apart("identity")
 def traceback_of_another_release(incident: Incident) -> bool:
     found = [line for r in results(incident, LogsData, "check") for line in lines(r.data)]
     named = [line for line in found if "/environments/" in line.text]
@@ -356,8 +400,8 @@ def samples_of_one_moment(incident: Incident) -> bool:
 
 def shifted(line: LogLine, by: timedelta) -> bool:
     text = line.time.replace(",", ".").replace("T", " ").partition(".")[0]
-    if not text:
-        return False
+    if not text or text.count("-") not in (1, 2):
+        return False  # glog's form
     bare = text.count("-") == 1
     at = datetime.fromisoformat(f"2026-{text}" if bare else text) + by
     line.time = at.strftime("%m-%d %H:%M:%S" if bare else "%Y-%m-%d %H:%M:%S")
@@ -674,6 +718,40 @@ def killed_in_its_container(incident: Incident) -> bool:
 @apart("cause")
 def told_to_end(incident: Incident) -> bool:
     return _ended_by(-15)(incident)
+
+
+def _stopped(of_the_core: bool) -> Change:
+    def change(incident: Incident) -> bool:
+        asked = {id(r.data): set(core(incident, r.data)) for r in results(incident, ProcessesData)}
+        found = [
+            use
+            for result in results(incident, ProcessesData, "check")
+            for index, use in enumerate(result.data.processes)
+            if (index in asked[id(result.data)] if of_the_core else use.pid == result.data.root_pid)
+        ]
+        for use in found:
+            use.state = "T"
+        return bool(found and hung(incident))
+
+    return change
+
+
+@apart("cause")
+def somebody_stopped_the_core(incident: Incident) -> bool:
+    return _stopped(of_the_core=True)(incident)
+
+
+@apart("cause")
+def somebody_stopped_the_front(incident: Incident) -> bool:
+    return _stopped(of_the_core=False)(incident)
+
+
+@apart("cause")
+def nobody_lives(incident: Incident) -> bool:
+    found = [u for r in results(incident, ProcessesData, "check") for u in r.data.processes]
+    for use in found:
+        use.state = "Z"
+    return bool(found and hung(incident))
 
 
 @apart("cause")

@@ -524,6 +524,33 @@ def test_states_of_a_start() -> None:
     assert "ZebraError: stripes" in strange.sentence
 
 
+def test_no_word_of_a_client_begins_or_ends_a_start() -> None:
+    """What a request's id holds of several lines, and an exception that quotes one."""
+    head = "(APIServer pid=10) INFO 11-25 10:00:0{} [{}] "
+    begun = "vLLM API server version {}"
+    own = (
+        head.format(1, "api_server.py:1977") + begun.format("0.24.0") + "\n"
+        "(APIServer pid=10) INFO:     Application startup complete.\n"
+    )
+    added = head.format(5, "async_llm.py:415")
+    told = [begun.format("9.9.9"), "ValueError: 5 GiB KV cache is needed", "bye."]
+    asked = f"{added}Added request cmpl-1\n" + "".join(f"{added}{line}\n" for line in told)
+    raised = "".join(
+        f"(APIServer pid=10) {line}\n"
+        for line in (
+            "Traceback (most recent call last):",
+            '  File "/venv/vllm/v1/structured_output/backend_xgrammar.py", line 3, in validate',
+            "    xgr.Grammar.from_json_schema(schema)",
+            '  File "python/tvm_ffi/cython/function.pxi", line 968, in tvm_ffi.core.Function',
+            f"RuntimeError: Unsupported type {told[0]}",
+            told[0],
+        )
+    )
+    found = read_start(lines(own + asked + raised))
+    assert (found.state, found.engine, found.release) == (StartState.READY, "vllm", "0.24.0")
+    assert found.lines == len(lines(own + asked + raised))
+
+
 def test_ready_without_a_port_is_not_ready() -> None:
     log = (
         "[2026-11-26 01:08:28] ERROR:    [Errno 98] error while attempting to bind on address "

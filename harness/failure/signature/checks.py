@@ -137,6 +137,8 @@ def core_burns_cpu(processes: Processes, engine: Engine) -> Finding:
     """
     role = engine.core_role
     use = processes.of(role)[-1]
+    if use.state in DEAD:
+        return Finding.of(False, f"{role} is in state {use.state}")
     try:
         before = processes.of(role, "gate")[-1].user_pct
     except Missing:

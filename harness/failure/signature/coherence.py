@@ -65,13 +65,17 @@ FEW = 64
 texts of so few characters; an image has more tokens than as many besides."""
 OUTSIDE = (9, 15, 2, 1)
 """Signals that somebody sends; a crash raises others in its own process."""
-GATEWAY = (502, 504)
+GATEWAY = (502, 504, *range(520, 600))
+"""No engine answers with these; 520 and on are content delivery networks' own."""
 ENVIRONMENT = re.compile(r"environments/([^/\s]+)/")
+PORT = re.compile(r" --(?:server-)?port[ =](\d+)")
 PID = re.compile(r"(\S+) pid=(\d+)")
 STARTED = re.compile(r"engine started as process (\d+)")
 EARLY_S = 5.0
 """A process may be so much older than the line that tells of its start."""
 DEAD = ("Z", "X")
+STOPPED = "T"
+"""By a signal; a tracer's own stop is t."""
 LEVELS = ("", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 KEPT = 25
 """Lines of a pattern that a log reading keeps: the first 20 and the last 5."""
@@ -213,6 +217,13 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
                 yield "metrics", f"they are of the model {served.pop()}, {model} was served"
         if isinstance(data, HttpData):
             yield from _front(data, run, model)
+        for use in data.processes if isinstance(data, ProcessesData) else ():
+            listens = PORT.search(use.cmdline)
+            if listens and port and listens[1] != port:
+                yield (
+                    "processes",
+                    f"process {use.pid} listens on {listens[1]}, the server on {port}",
+                )
 
 
 def _addresses(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -254,6 +265,12 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
     there = {use.pid for data in readings for use in data.processes}
     pids = pids | there if there else set()  # of a server that is gone nobody knows them
     core, worker = run.engine.core_role, run.engine.worker_role
+    traced: dict[str, set[int]] = {}
+    for result in _theirs(evidence):
+        if isinstance(result.data, SyscallsData):
+            traced.setdefault(result.phase, set()).add(result.data.pid)
+    if any(pids != other for pids, other in pairwise(traced.values())):
+        yield "syscalls", "they are of one process in one phase, of another in the next"
     ranks = {u.pid for d in readings for u in d.processes if worker and worker in u.role}
     cores = [{u.pid for u in data.processes if core and core in u.role} for data in readings]
     seen = [one for one in cores if one]
@@ -705,6 +722,11 @@ def logs(evidence: Evidence, run: Run) -> Doubts:
     for result in evidence.probes:
         if isinstance(result.data, LogsData) and result.ok:
             found = [*_kept(result.data, run), *_dated(result, evidence, run)]
+            whose = (result.data.engine or run.engine.name, result.data.release or run.release)
+            if whose != (run.engine.name, run.release):
+                found.append(
+                    f"it is of {' '.join(whose)}, the run of {run.engine.name} {run.release}"
+                )
             if result.phase != "control":
                 found += _writers(result.data, evidence)
             for why in found:
@@ -906,11 +928,22 @@ def not_the_engines(status: int | None, body: str) -> str:
 
 
 def ended(evidence: Evidence, run: Run) -> Doubts:
-    """A signal from outside, or from a kernel that is out of memory, ended no server by itself."""
+    """A signal from outside, or from a kernel that is out of memory, ended no server by itself;
+    nor is a server silent by itself whose core or front such a signal stopped."""
     if (
         signal := sent_by_others(evidence.engine_exit, evidence, run.engine.ends_itself)
     ) is not None:
         yield "engine_exit", f"signal {signal} ended it, which somebody sent"
+    for result in _theirs(evidence):
+        data = result.data
+        for use in data.processes if isinstance(data, ProcessesData) else ():
+            leads = use.pid == data.root_pid or run.engine.core_role in use.role
+            if use.state == STOPPED and leads:
+                for kind in ("processes", "requests", "inference"):
+                    yield (
+                        kind,
+                        f"{use.role or use.name} was stopped, by a signal that somebody sent",
+                    )
 
 
 def sent_by_others(code: int | None, evidence: Evidence, ends_itself: str) -> int | None:

@@ -31,7 +31,8 @@ CORE_ALIVE = "core_alive"
 
 KEYS = re.compile(
     r"auth(?:entication|ori[sz]ation)?[ _]?error|(?:api|virtual|access)[ _-]?key|unauthori[sz]ed|"
-    r"invalid token|litellm|llm provider|upstream|no healthy|deployments? (?:available|found)",
+    r"invalid token|litellm|llm provider|upstream|no healthy|deployments? (?:available|found)|"
+    r"provider returned|budget has been exceeded|quota|billing|rate limit|no route",
     re.IGNORECASE,
 )
 """Words of gateways: of the client's key, and of the servers that they know."""
@@ -62,7 +63,9 @@ def gateways(inference: InferenceData) -> str:
     try:
         document = json.loads(body)
     except ValueError:
-        return ""
+        plain = body.strip()
+        own = plain in ("", "Internal Server Error") or plain.startswith("{")  # it is cut
+        return "" if own else f"the answer {status} is a text that no engine has"
     inner = document.get("error", document) if isinstance(document, dict) else None
     known = isinstance(inner, dict) and (inner.get("code") == status or "detail" in inner)
     return "" if known else f"the answer {status} is in no engine's form"

@@ -581,9 +581,15 @@ class _Life:
         return None
 
     def _passed_on(self) -> Cause | None:
-        """The exception as a request got it, where the engine's own is not in the log."""
+        """The exception as a request got it, where the engine's own is not in the log; one after
+        which it worked ended nothing."""
+        worked = self.progress[-1].number if self.progress else 0
         for one in self.raised:
-            if self._of_a_request(one) and not rules.ECHO.search(one.text):
+            if (
+                one.line.number > worked
+                and self._of_a_request(one)
+                and not rules.ECHO.search(one.text)
+            ):
                 event = replace(self._of(one), sure=POSSIBLE)
                 return self._cause(event, ["it is the exception that a request got"])
         return None

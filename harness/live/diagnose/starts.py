@@ -94,19 +94,19 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
         known = [e for e in ENGINES.values() if e.recognise(Signs((" ".join(command),)))]
         if len(known) == 1:
             return known[0]
-    if any(_MINIVLLM.match(line.text) for line in lines):
+    if any(_MINIVLLM.match(line.own_words) for line in lines):
         return ENGINES["minivllm"]
     forms = Counter(line.engine for line in lines if line.engine)
     if forms:
         return ENGINES.get(forms.most_common(1)[0][0])
     for engine in ENGINES.values():
-        if engine.log_mark and any(re.search(engine.log_mark, line.text) for line in lines):
+        if engine.log_mark and any(re.search(engine.log_mark, line.own_words) for line in lines):
             return engine
-    usage = next((m for line in lines if (m := _USAGE.match(line.text))), None)
+    usage = next((m for line in lines if (m := _USAGE.match(line.own_words))), None)
     if usage is not None:
         return ENGINES[next(name for name, found in usage.groupdict().items() if found)]
     module = re.compile(rf'^\s*(?:\| )?File "[^"]*/({"|".join(ENGINES)})/')
-    frames = Counter(m[1] for line in lines if (m := module.match(line.text)))
+    frames = Counter(m[1] for line in lines if (m := module.match(line.own_words)))
     roles = Counter(
         e.name
         for line in lines
@@ -130,7 +130,7 @@ def last_start(lines: Sequence[LogLine], engine: Engine | None) -> list[LogLine]
     """From the last line with which a start of that engine begins."""
     for line_form in engine.start_lines[:1] if engine else ():
         form = re.compile(line_form)
-        begins = [at for at, line in enumerate(lines) if form.search(line.text)]
+        begins = [at for at, line in enumerate(lines) if form.search(line.own_words)]
         if begins and len(begins) > 1:
             return list(lines[begins[-1] :])
     return list(lines)
@@ -145,8 +145,9 @@ _RELEASE = re.compile(
 def release_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
     """As the log says it; "": it does not."""
     for line in lines if engine else ():
-        said = engine is not None and engine.name == "vllm" and "version" in line.text[:200]
-        if (said or "LLM engine (v" in line.text) and (match := _RELEASE.search(line.text)):
+        words = line.own_words
+        said = engine is not None and engine.name == "vllm" and "version" in words[:200]
+        if (said or "LLM engine (v" in words) and (match := _RELEASE.search(words)):
             found = match["api"] or match["core"] or match["folder"]
             return str(found).partition("+")[0]
     return ""
@@ -468,9 +469,9 @@ def ready_line(lines: Sequence[LogLine], engine: Engine | None) -> LogLine | Non
     """The line with which the engine says that it is ready; None where it got no port."""
     marks = [engine.ready_mark] if engine else [e.ready_mark for e in ENGINES.values()]
     form = re.compile("|".join(marks))
-    if any(_NO_PORT.match(line.text) for line in lines):
+    if any(_NO_PORT.match(line.own_words) for line in lines):
         return None
-    return next((line for line in lines if form.search(line.text)), None)
+    return next((line for line in lines if form.search(line.own_words)), None)
 
 
 # ------------------------------------------------------------------ a start, watched

@@ -186,9 +186,11 @@ def read_issue(text: str) -> Issue:
 
 
 def _blocks(text: str) -> Iterator[Block]:
+    section, read = "", 0
     for found in _FENCE.finditer(text):
-        headings = list(_HEADING.finditer(text, 0, found.start()))
-        section = headings[-1][1] if headings else ""
+        for heading in _HEADING.finditer(text, read, found.start()):
+            section = heading[1]
+        read = found.start()
         indent = found["indent"]
         lines = [line.removeprefix(indent) for line in found["text"].splitlines()]
         above = text[: found.start()].rstrip().rpartition("\n")[2]

@@ -390,6 +390,13 @@ SHAPES: tuple[Shape, ...] = (
     Shape("the core died unexpectedly", C.DIED_WITHOUT_A_WORD,
       BEGUN + READY + worked() + logged(FRONT, "core_client.py:605", "Engine core proc "
       "EngineCore_DP0 died unexpectedly, shutting down client."), "", "EngineCore_DP0"),
+    Shape("a request was refused, and long after the core died", C.DIED_WITHOUT_A_WORD,
+      BEGUN + READY + f"{FRONT} ERROR:    Exception in ASGI application\n"
+      + "".join(f"{FRONT} {line}\n" for line in trace(
+          "RuntimeError: Unsupported type hello", ("/venv/vllm/v1/structured_output/backend.py",
+          "validate", "xgr.from_json_schema(schema)"))) + worked("08:41:10")
+      + logged(FRONT, "core_client.py:605", "Engine core proc EngineCore_DP0 died unexpectedly, "
+      "shutting down client."), "", "EngineCore_DP0"),
     Shape("the engine's process died, V0", C.DIED_WITHOUT_A_WORD,
       V0_WORKED + v0("RuntimeError('Engine process (pid 318) died.')", source="client.py:282")
       + MQ_DEAD, "", "318"),

@@ -110,6 +110,8 @@ KEY_ERRORS = [
     {"error": {"message": "No deployments available for selected model", "code": 500}},
     {"message": "An unexpected error occurred", "request_id": "9f"},
     {"error_msg": "missing key"},
+    {"error": {"message": "Provider returned error", "code": 500, "metadata": {}}},
+    {"error": {"message": "Budget has been exceeded! Current cost: 1", "code": 500}},
     {"error": {"message": "quota", "type": "one_api_error", "code": ""}},
     ["no"],
 ]  # fmt: skip
@@ -125,6 +127,21 @@ def test_a_gateways_key_error_is_no_failure_of_the_engine(body: object, tmp_path
     )
     told = looked(reply, tmp_path, engine="lmdeploy").diagnosis
     assert [m.scenario for m in told.matches if m.fit not in ("exposed", "not-this")] == []
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (500, "no Route matched with those values"),
+        (500, "Request failed during generation: Unexpected error from replica"),
+        (520, "error code: 520"),
+        (530, "error code: 1033"),
+    ],
+)
+def test_a_text_that_no_engine_has_is_none_of_an_engine(status: int, text: str) -> None:
+    answer = failed(status, f"HTTP {status}: {text}")
+    assert live_server.fails(answer).truth is Truth.UNKNOWN
+    assert said(GREEN, answer).state is ServerState.UNREACHABLE
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,9 @@ CARRIERS: dict[str, Carrier] = {
     "added": lambda t: f"{vllm('async_llm.py:400')}Added request {one_line(t)}.",
     "aborted": lambda t: f"{vllm('async_llm.py:5')}Aborted request(s) {one_line(t)}.",
     "request failed": lambda t: f"{vllm('async_llm.py:5')}Request {one_line(t)} failed.",
+    "bad request": lambda t: (
+        f"{vllm('async_llm.py:6')}Request a failed (bad request): Bad: {one_line(t)} failed."
+    ),
     "no such model": lambda t: (
         f"{vllm('serving_chat.py:9', 'ERROR')}Error with model error="
         f"ErrorInfo(message='The model `{one_line(t)}` does not exist.', code=404)"
@@ -132,12 +135,14 @@ CARRIERS: dict[str, Carrier] = {
     ),
     "0.6's session": lambda t: f"{LMDEPLOY}session_id=1, prompt={t!r}, gen_config=None.",
     "response": lambda t: f"{LMDEPLOY}session=1, response={t!r}",
+    "stop word": lambda t: f"{LMDEPLOY}The token {one_line(t)}, its length of indexes [1, 2].",
     "no model": lambda t: f"{LMDEPLOY}no model name: {one_line(t)}",
     # any program's
     "a print of a prompt": lambda t: f"Prompt: {one_line(t)}",
     "an event": lambda t: json.dumps({"event": "chat", "text": t}),
 }
-REPEATED = ("tool parser", "model output", "template")
+REPEATED = ("tool parser", "model output", "template", "added", "aborted", "request failed",
+            "bad request")  # fmt: skip
 """Whose text vLLM's formatter would give the line's beginning on each of its lines."""
 
 
@@ -221,14 +226,77 @@ def test_lines_of_a_text_that_was_not_escaped_are_the_clients(carrier: str) -> N
     head, _, tail = make("@@").partition("@@")
     if "@@" in tail:
         head, tail = head.partition("@@")[0], tail.rpartition("@@")[2]
-    if carrier in ("config", "server_args", "an event", "query", "path", "raw query", "added",
-                   "aborted", "request failed", "model", "no such model"):  # fmt: skip
+    if carrier in ("config", "server_args", "an event", "query", "path", "raw query", "model",
+                   "no such model"):  # fmt: skip
         return  # these are of one line by their own form
     repeated = head if carrier in REPEATED else ""
     prefix = repeated.partition("] ")[0] + "] " if repeated else ""
     first, *rest = text.split("\n")
     log = "\n".join([f"{head}{first}", *(f"{prefix}{line}" for line in rest)]) + tail
     assert not {p for p in matched(log) if "fatal" in p or "EngineDead" in p}, own(log)
+
+
+@pytest.mark.parametrize("carrier", ["added", "aborted", "request failed", "bad request"])
+def test_a_place_that_tells_of_requests_tells_of_nothing_else(carrier: str) -> None:
+    """vLLM repeats the line's beginning on each line of an id, also of one that ends like a whole
+    one; the next request of the same second is one again."""
+    told, form = CARRIERS[carrier]("cmpl-1"), "ERROR 11-24 18:12:17 [core.py:1195] "
+    head = told[: told.index("] ") + 2]
+    fatal = "EngineCore encountered a fatal error."
+    log = f"{told}\n{head}{fatal}\n{head}{form}{fatal}\n{told}\n{head}{fatal}"
+    assert not [line for line in own(log) if "fatal" in line]
+    assert own(log)[3] == own(log)[0]
+    elsewhere = head.replace("]", "7]")
+    assert fatal in own(f"{told}\n{elsewhere}{fatal}")[1]
+
+
+TRACE = """Traceback (most recent call last):
+  File "/venv/vllm/v1/engine/async_llm.py", line 9, in generate
+    self.validate()
+  File "{file}", line 298, in validate
+    raise {name}(f"Grammar error: {{err}}")
+           ^^^^^
+{name}: Grammar error: {text}"""
+
+
+@pytest.mark.parametrize("text", IMITATIONS)
+@pytest.mark.parametrize("front", ["", "(APIServer pid=10) ", vllm("x.py:5", "ERROR")])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("/venv/vllm/v1/structured_output/backend_guidance.py", "ValueError"),
+        ("/venv/urllib3/util/url.py", "urllib3.exceptions.LocationParseError"),
+        ("/venv/sglang/srt/function_call/x.py", "RuntimeError"),
+        ("/venv/lmdeploy/serve/openai/protocol.py", "KeyError"),
+    ],
+)
+def test_what_a_file_raises_that_judges_requests_quotes_them(
+    file: str, name: str, front: str, text: str
+) -> None:
+    def log(file: str, text: str) -> str:
+        told = TRACE.format(file=file, name=name, text=text)
+        began = vllm("core.py:1").replace("11-24 18:12:10", "11-24 18:12:40") + "hello\n"
+        return began + "\n".join(f"{front}{line}" for line in told.split("\n"))
+
+    harmless = matched(log(file, "x"))
+    assert matched(log(file, text)) <= harmless
+    assert matched(log(file, f"hello\n{text}")) <= harmless
+    cores = log("/venv/vllm/v1/core/sched/scheduler.py", "EngineCore died unexpectedly")
+    assert "died unexpectedly" in own(cores)[-1]
+
+
+@pytest.mark.parametrize("carrier", ["stop word", "JSON body", "Receive", "0.6's session"])
+@pytest.mark.parametrize("form", [vllm("core.py:9", "ERROR"), SGLANG, LMDEPLOY])
+def test_a_log_that_is_pasted_into_a_text_is_older_than_the_text(carrier: str, form: str) -> None:
+    """Also where its lines have a whole form; what is logged next is the engine's own."""
+    fatal = "EngineCore encountered a fatal error."
+    before, _, after = CARRIERS[carrier]("@@").partition("@@")
+    before = before.replace("11-24", "11-25")
+    pasted = own(
+        f"{before}hello\n{form}{fatal}\nbye{after}\n{form.replace('11-24', '11-26')}{fatal}"
+    )
+    assert fatal not in pasted[1]
+    assert fatal in pasted[-1]
 
 
 def test_a_print_of_several_lines_has_its_processs_mark_on_each() -> None:
