@@ -93,7 +93,7 @@ class Excerpt:
                 break
         found: dict[tuple[int, int], Line] = {}
         for block, begin, end in ranges:
-            for start in block.starts[begin:end].tolist():
+            for start in block.starts[begin:end]:
                 line = block.place(start)
                 found.setdefault((line.number, start if block.bares else 0), line)
         return [found[key] for key in sorted(found)]

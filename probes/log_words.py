@@ -200,7 +200,7 @@ def hidden_in(text: str) -> Iterator[Span]:
 
     at = 0
     block = Block(("\n" + text).encode("utf-8", "replace"), 0)
-    for start, line in zip(block.starts.tolist(), text.split("\n"), strict=False):
+    for start, line in zip(block.starts, text.split("\n"), strict=False):
         read = block.reading(start)
         # The reader takes colours and bars off: what it read is looked for in what is there.
         head = line.find(read.text) if read.text else -1

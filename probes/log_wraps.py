@@ -15,9 +15,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, overload
 
-import numpy as np
 from mmrepro.probes.log_forms import has_form
-from numpy.typing import NDArray
 
 SAMPLE_LINES = 120
 MAX_DEPTH = 8
@@ -232,21 +230,22 @@ WRAPPINGS: tuple[Wrapping, ...] = (
 _ONLY_TIME = re.compile(rb"\s*" + _T.replace(rb"[T ]", rb"T") + rb"\s*\Z")
 
 
-_NEWLINE: Final = 10
 _NO_PREFIX = frozenset({"json", "grep -H", "fluentd"})
 MAX_SHAPES = 32
-_SHAPES = np.arange(256, dtype=np.uint8)
-_SHAPES[48:58] = 48  # a digit stands for all
 
 
-def _shape(prefix: bytes, stream: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """The prefix with each digit a 0, but in what ``stream`` is named after; and where that is."""
-    octets = np.frombuffer(prefix, np.uint8)
-    exact = np.zeros(len(prefix), bool)
+@lru_cache(256)
+def _shape(prefix: bytes, stream: str) -> re.Pattern[bytes]:
+    """Lines with this prefix: a digit stands for any, but in what ``stream`` is named after."""
+    exact = bytearray(len(prefix))
     for name in re.split(r"[/ ]", stream):
         if name and (at := prefix.find(name.encode())) >= 0:
-            exact[at : at + len(name.encode())] = True
-    return np.where(exact, octets, _SHAPES[octets]), exact
+            exact[at : at + len(name.encode())] = b"1" * len(name.encode())
+    parts = [
+        rb"\d" if one.isdigit() and not exact[at] else re.escape(one)
+        for at, one in enumerate(prefix[n : n + 1] for n in range(len(prefix)))
+    ]
+    return re.compile(b"".join(parts))
 
 
 @dataclass
@@ -254,28 +253,36 @@ class Stripped:
     """A block's lines without their prefixes, and each one's stream.
 
     Attributes:
+        lines: as they were.
+        widths: of each line's prefix.
         whose: index into ``streams`` of each line; -1: it is empty.
     """
 
     peeler: Peeler
-    raw: bytes
-    starts: NDArray[np.int64]
-    raw_lengths: NDArray[np.int64]
-    octets: NDArray[np.uint8]
-    lengths: NDArray[np.int64]
-    whose: NDArray[np.int64]
+    lines: list[bytes]
+    widths: list[int]
+    whose: list[int]
     streams: list[str]
 
-    def of(self, stream: str) -> tuple[bytes, NDArray[np.int64]]:
+    @property
+    def data(self) -> bytes:
+        return self._joined(range(len(self.lines)))
+
+    def of(self, stream: str) -> tuple[bytes, list[int]]:
         """The lines of one stream, and their indices."""
-        mine = self.whose == self.streams.index(stream)
-        return self.octets[np.repeat(mine, self.lengths + 1)].tobytes(), np.flatnonzero(mine)
+        number = self.streams.index(stream)
+        mine = [index for index, whose in enumerate(self.whose) if whose == number]
+        return self._joined(mine), mine
+
+    def _joined(self, indices: Iterable[int]) -> bytes:
+        lines, widths = self.lines, self.widths
+        return b"\n" + b"\n".join([lines[index][widths[index] :] for index in indices])
 
 
 class Lazy(Sequence[Bare]):
     """Lines as their collector's wrappings were taken off, each when it is asked for."""
 
-    def __init__(self, block: Stripped, indices: Sequence[int] | NDArray[np.int64]) -> None:
+    def __init__(self, block: Stripped, indices: Sequence[int]) -> None:
         self._block, self._indices = block, indices
 
     def __len__(self) -> int:
@@ -288,9 +295,7 @@ class Lazy(Sequence[Bare]):
     def __getitem__(self, index: int | slice) -> Bare | Lazy:
         if isinstance(index, slice):
             return Lazy(self._block, self._indices[index])
-        block, line = self._block, int(self._indices[index])
-        begin = int(block.starts[line]) + 1
-        found = block.peeler.peel(block.raw[begin : begin + int(block.raw_lengths[line])])
+        found = self._block.peeler.peel(self._block.lines[self._indices[index]])
         return found[0] if found else Bare(b"")
 
 
@@ -350,17 +355,12 @@ class Peeler:
             return None
         if b"\x1b" in data:
             data = ANSI.sub(b"", data)
-        octets = np.frombuffer(data, np.uint8)
-        starts = np.flatnonzero(octets == _NEWLINE)
-        lengths = np.diff(starts, append=len(data)) - 1
-        widths = np.zeros(len(starts), np.int64)
-        whose = np.full(len(starts), -1, np.int64)
+        lines = data.split(b"\n")[1:]
+        widths, whose = [0] * len(lines), [-1] * len(lines)
         streams: list[str] = []
-        left = np.flatnonzero(lengths > 0)
-        while len(left):
-            index = int(left[0])
-            begin = int(starts[index]) + 1
-            line = data[begin : begin + int(lengths[index])].rstrip(b"\r")
+        left = [index for index, line in enumerate(lines) if line]
+        while left:
+            line = lines[left[0]].rstrip(b"\r")
             found = self.peel(line)
             if len(found) != 1 or self._cut or not line.endswith(found[0].text):
                 self._cut.clear()
@@ -368,28 +368,20 @@ class Peeler:
             if found[0].stream not in streams:
                 streams.append(found[0].stream)
             width = len(line) - len(found[0].text)
-            fits = np.zeros(len(left), bool)
-            fits[0] = True
-            if width:
-                shape, exact = _shape(line[:width], found[0].stream)
-                may = np.flatnonzero(lengths[left] >= width)
-                window = octets[starts[left[may], None] + 1 + np.arange(width)]
-                same = (np.where(exact, window, _SHAPES[window]) == shape).all(axis=1)
-                fits[may] |= same
-            widths[left[fits]] = width
-            whose[left[fits]] = streams.index(found[0].stream)
-            left = left[~fits]
-            if len(streams) > MAX_STREAMS or len(left) * 50 < len(starts):
+            fits = _shape(line[:width], found[0].stream).match
+            # A line without a prefix is alone with it.
+            mine = [one for one in left if fits(lines[one])] if width else left[:1]
+            number = streams.index(found[0].stream)
+            for one in mine:
+                widths[one], whose[one] = width, number
+            left = [one for one in left if whose[one] < 0]
+            if len(streams) > MAX_STREAMS or len(left) * 50 < len(lines):
                 continue
             self._shapes += 1
             if self._shapes > MAX_SHAPES:
                 return None
         self._shapes = 0
-        before = np.cumsum(widths) - widths
-        gone = np.repeat(starts + 1 - before, widths) + np.arange(int(widths.sum()))
-        keep = np.ones(len(data), bool)
-        keep[gone] = False
-        return Stripped(self, data, starts, lengths, octets[keep], lengths - widths, whose, streams)
+        return Stripped(self, lines, widths, whose, streams)
 
     def _clean(self, line: bytes) -> bytes:
         line = line.rstrip(b"\r")

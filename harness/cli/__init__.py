@@ -20,6 +20,7 @@ RUN_MODULES = (
     "greenlet",
     "jinja2",
     "jsonschema",
+    "numpy",
     "pathspec",
     "referencing",
     "tokenizers",

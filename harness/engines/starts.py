@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from mmrepro.base.errors import did_you_mean
 from mmrepro.base.units import MIB, size
+from mmrepro.engines.environments.loading import SYSTEM_PACKAGES
 from mmrepro.probes.base import Unavailable
 from mmrepro.probes.data import QUOTED_CHAR, LogLine
 from mmrepro.probes.log_files import BROKEN, open_log
@@ -757,7 +758,8 @@ def _library_words(library: str) -> Mapping[str, object]:
             "library_advice": "start the container with its GPUs (--gpus all), or install the "
             "driver",
         }
-    return {}
+    package = SYSTEM_PACKAGES.get(library)
+    return {"library_advice": f"apt install {package}"} if package else {}
 
 
 SIGNALS: Final[Mapping[int, tuple[StartFault, str]]] = {

@@ -76,7 +76,7 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
 def held(evidence: Evidence, facts: RunFacts) -> tuple[Mapping[str, str], Evidence]:
     """``evidence`` against itself and what the run says of itself: what is doubted and why, and the
     evidence of which a condition that reads something doubted is unknown."""
-    from mmrepro.failure.signature.coherence import doubts  # numpy: only what judges needs it
+    from mmrepro.failure.signature.coherence import doubts  # only what judges needs it
 
     found = {} if facts.run is None else doubts(evidence, facts.run)
     return found, Held.of(evidence, found) if found else evidence

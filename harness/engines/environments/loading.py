@@ -19,7 +19,17 @@ TIMEOUT_S = 120.0
 
 # What ld.so says, e.g.: python: /lib/x86_64-linux-gnu/libstdc++.so.6: version `CXXABI_1.3.15' not
 # found (required by /…/vllm/_C.abi3.so)
-_NO_LIBRARY = re.compile(r"ImportError: (\S+): cannot open shared object file")
+_NOT_FOUND = re.compile(r"(\S+) => not found")
+ABSENT = re.compile(r"(\S+): cannot open shared object file")
+SYSTEM_PACKAGES: Mapping[str, str] = {
+    "libGL.so.1": "libgl1",
+    "libgthread-2.0.so.0": "libglib2.0-0",
+    "libibverbs.so.1": "libibverbs1",
+    "libnuma.so.1": "libnuma1",
+    "librdmacm.so.1": "librdmacm1",
+}
+"""Libraries of the system that no wheel brings, and what Debian and Ubuntu call their packages;
+vLLM's wheels for a CPU need libnuma (0.11 to 0.33)."""
 _VERSION = re.compile(r"(\S+): version [`'](\S+)' not found \(required by (\S+)\)")
 
 # Loads each file in a process of its own, after torch, whose libraries the modules are linked to:
@@ -52,10 +62,11 @@ print("answers " + json.dumps(answers))
 """
 
 
-def missing_versions(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> dict[str, str]:
-    """Symbol versions that the linker does not find, in a sentence each, with the library's name.
+def missing_from_host(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> dict[str, str]:
+    """What the linker does not find here, in a sentence each, with the library's name: versions of
+    symbols, and libraries of the system.
 
-    Libraries that are not there yet are fine. Empty also where the linker cannot be asked (musl, no
+    Libraries that a wheel may bring later are fine. Empty also where the linker cannot be asked (musl, no
     such interpreter): the second check decides then.
     """
     missing = {}
@@ -69,6 +80,9 @@ def missing_versions(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> dic
             library = Path(path).name
             text = f"{Path(wanted_by).name} wants {version}, which this host's {library}"
             missing[f"{text} does not have"] = library
+        for library in _NOT_FOUND.findall(err + out):
+            if library in SYSTEM_PACKAGES:
+                missing[f"{module.name} needs {library}, which this host does not have"] = library
     return missing
 
 
@@ -103,7 +117,7 @@ def missing_library(python: Path, module: str) -> str:
         _, err, _ = _run(python, f"import {module}")
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    match = _NO_LIBRARY.search(err)
+    match = ABSENT.search(err)
     return match[1] if match else ""
 
 

@@ -179,7 +179,7 @@ class Build:
         (self.folder / "wheel.lock").write_text(line)
 
     def _check_link(self) -> None:
-        missing = loading.missing_versions(self.python, self._extensions())
+        missing = loading.missing_from_host(self.python, self._extensions())
         if missing:
             raise self._unloadable(list(missing), next(iter(missing.values())))
 
@@ -194,12 +194,17 @@ class Build:
         return {glob: sorted(place.glob(glob)) for glob in self.spec.extensions}
 
     def _unloadable(self, detail: list[str], library: str = "") -> UnloadableWheel:
-        newer = f", or a system with a newer {library}" if library else ""
-        other = self._other_build()
-        step = f"--release {other}, the same release built again" if other else "another --release"
+        absent = library or next((m[1] for one in detail if (m := loading.ABSENT.search(one))), "")
+        if package := loading.SYSTEM_PACKAGES.get(absent):
+            hint = f"apt install {package}"
+        else:
+            newer = f", or a system with a newer {library}" if library else ""
+            other = self._other_build()
+            step = f"--release {other}, the same release built again" if other else ""
+            hint = f"try {step or 'another --release'}{newer}"
         return UnloadableWheel(
             f"The wheel {self.release.wheel.filename} cannot be loaded on this host: {detail[0]}.",
-            hint=f"try {step}{newer}",
+            hint=hint,
             detail=detail,
         )
 

@@ -42,7 +42,7 @@ def stands_before(status: int | None, body: str) -> str:
     """Why an error of 500 or more is by its words that of something before the server, or ""."""
     if status is None or status < 500:
         return ""
-    # It loads numpy: only who judges needs it.
+    # It is long: only who judges needs it.
     from mmrepro.failure.signature.coherence import not_the_engines
 
     found = KEYS.search(body)

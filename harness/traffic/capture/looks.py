@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.case.model import Case, Content, Image, Near, Noise, Relayout, Tiles
 from mmrepro.traffic.drive import noise
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 SIDE = 28
@@ -100,6 +100,8 @@ class Looks:
 
     def _relayout(self, name: str, pixels: NDArray[np.uint8]) -> Image | None:
         """The tiles of an earlier one in other rows; that one becomes one of tiles then."""
+        import numpy as np
+
         height, width = pixels.shape[:2]
         rows, columns = height // SIDE, width // SIDE
         if height % SIDE or width % SIDE or not (0 < rows <= 64 and 0 < columns <= 64):
@@ -119,6 +121,8 @@ class Looks:
         return Relayout(of=of, rows=rows, columns=columns)
 
     def _near(self, name: str, pixels: NDArray[np.uint8]) -> Image | None:
+        import numpy as np
+
         seen: set[str] = set()
         for number, band in enumerate(np.array_split(pixels, min(BANDS, len(pixels)))):
             key = (number, pixels.shape, hashlib.sha256(band.tobytes()).digest())
@@ -162,6 +166,7 @@ class Look:
 
 
 def look(data: bytes) -> Look:
+    import numpy as np
     from PIL import Image as Pillow
 
     try:

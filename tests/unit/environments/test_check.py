@@ -59,6 +59,7 @@ def test_check_as_json(cache: Path) -> None:
 def test_what_is_missing_says_what_it_costs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "find_py_spy", lambda: None)
     monkeypatch.setattr(checked.shutil, "which", lambda name: None)
+    monkeypatch.setattr(checked, "free_bytes", lambda _: 1 << 40)  # not how full this disk is
     result = runner.invoke(app, ["check"])
     assert result.exit_code == 4
     words = " ".join(result.stdout.split())
@@ -127,7 +128,7 @@ def test_env_commands(fake_uv: Path) -> None:
 
 def test_what_the_linker_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
-        b"\tlibtorch.so => not found\n"
+        b"\tlibtorch.so => not found\n\tlibnuma.so.1 => not found\n"
         b"python: /lib/libstdc++.so.6: version `CXXABI_1.3.15' not found "
         b"(required by /v/_C.abi3.so)\n"
     )
@@ -138,15 +139,16 @@ def test_what_the_linker_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(loading.subprocess, "run", linker)
     modules = {"_C*.so": [tmp_path / "_C.abi3.so"]}
-    assert loading.missing_versions(tmp_path / "python", modules) == {
+    assert loading.missing_from_host(tmp_path / "python", modules) == {
         "_C.abi3.so wants CXXABI_1.3.15, which this host's libstdc++.so.6 does not have": (
             "libstdc++.so.6"
-        )
+        ),
+        "_C.abi3.so needs libnuma.so.1, which this host does not have": "libnuma.so.1",
     }
 
 
 def test_a_linker_that_cannot_be_asked(tmp_path: Path) -> None:
-    assert loading.missing_versions(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]}) == {}
+    assert loading.missing_from_host(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]}) == {}
     assert loading.load_failures(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]})
     assert loading.load_failures(tmp_path / "absent", {"m.so": []}) == ["the wheel holds no m.so"]
 

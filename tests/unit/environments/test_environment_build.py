@@ -12,7 +12,7 @@ import pytest
 from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
 from mmrepro.base.machine import files
 from mmrepro.base.machine.files import environments_root
-from mmrepro.engines.environments import recipe, store
+from mmrepro.engines.environments import loading, recipe, store
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.spec import vllm_spec
 from mmrepro.engines.environments.store import prune
@@ -110,6 +110,23 @@ def test_a_failed_build_leaves_nothing(
     assert caught.value.hint
     assert "secret" not in " ".join([caught.value.message, *caught.value.detail])
     assert left_over() == []
+
+
+@pytest.mark.parametrize(
+    ("check", "found"),
+    [
+        ("missing_from_host", {"_C.so needs libnuma.so.1, which is not here": "libnuma.so.1"}),
+        ("load_failures", ["_C.so: libnuma.so.1: cannot open shared object file: No such file"]),
+    ],
+)
+def test_a_missing_library_of_the_system_has_its_package(
+    check: str, found: object, fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, check, lambda *_: found)
+    with pytest.raises(UnloadableWheel, match=r"libnuma\.so\.1") as caught:
+        ensure(SPEC)
+    assert caught.value.hint == "apt install libnuma1"
+    assert bool(calls(fake_uv, "pip sync")) is (check == "load_failures")  # else nothing is fetched
 
 
 def test_too_little_space_is_told_before_anything_is_fetched(
