@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 COLUMNS, ROWS = 100, 35
 VERDICT_ROWS = 20
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "reports"))
-sys.path.insert(0, str(ROOT / "tests" / "unit"))
+sys.path[:0] = [str(ROOT / "tests" / "unit"), str(ROOT / "tests" / "unit" / "replay")]
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ def _screens(place: Path, *, engine: bool) -> Iterator[Screen]:
         yield Screen(("report", str(folder), "--format", "text"), verdict, (), (0,))
         del kind
     yield Screen(("run", "no-such-scenario"), "", (), (2,))
+    yield from _readings(place)
     if engine:
         contract = "mm-prefill-contract:slot-mapping"
         yield Screen(("run", contract), "REPRODUCED", ("mm-prefill-contract",))
@@ -155,6 +156,29 @@ def _screens(place: Path, *, engine: bool) -> Iterator[Screen]:
         ablate = ("ablate", "mm-prefill-contract", "--variant", "slot-mapping")
         yield Screen(ablate, "WORKAROUND", (), (0, 1, 3))
         yield Screen(("fuzz", "minivllm", "--budget", "20s"), "", (), (0, 1, 3))
+
+
+def _readings(place: Path) -> Iterator[Screen]:
+    """What reads a text, a log, a start or a recording."""
+    unit = ROOT / "tests" / "unit"
+    log = str(unit / "starts" / "lmdeploy-port-taken.log")
+    case = place / "case"
+    from mmrepro.traffic.case.files import write_case
+    from test_shrink import ghost_trace
+
+    write_case(ghost_trace(1, 40), case)
+    yield Screen(("demo", "--print"), "", ("ghost-key-eviction",))
+    yield Screen(("find", "Expected a cached item"), "", ("mm-cache-desync",))
+    yield Screen(("why", log), "FAILED", (), (1,))
+    yield Screen(("logs", log), "", (), (0,))
+    yield Screen(("capture", str(case), "--mooncake", str(place / "trace.jsonl")))
+    yield Screen(("new", "odd-image", "--engine", "minivllm", "--out", str(place)))
+    budget = ("kv-budget", "--free", "6784MiB", "--runtime", "5061MiB", "--block-bytes", "8388608")
+    yield Screen((*budget, "--cache-max-entry-count", "0.1", "--need", "3446"), "", (), (0, 1))
+    yield Screen(("matrix", "run", "--scenario", "borrowed-faults:kv-budget", "--dry-run"))
+    yield Screen(("matrix", "history", str(ROOT / "docs" / "nightly")))
+    yield Screen(("repro", "--engine", "vllm"), "", (), (2,))
+    yield Screen(("upgrade", "0.32.0", "0.33.0"), "", (), (2,))
 
 
 def _unpacked(name: str, folder: Path) -> Path:

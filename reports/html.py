@@ -218,7 +218,7 @@ def _stack(stack: b.Stack) -> Markup:
         frames.append(tag("li", function, " ", place, _terms(frame.locals), cls=first))
     title = tag("div", one_line(stack.title, 300), cls="thread")
     body = (title, tag("ol", *frames))
-    return tag("div", *body, cls="stack mono", tabindex=0, role="region", aria_label="stack")
+    return tag("div", *body, cls="stack mono", tabindex=0, role="group", aria_label="stack")
 
 
 def _side(drawing: Markup, caption: str, text: str, facts: dict[str, str]) -> Markup:

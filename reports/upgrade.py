@@ -59,11 +59,11 @@ def compose(upgrade: Upgrade) -> b.Page:
         ],
         commands=[("to repeat it", upgrade.command)],
         sections=[
+            b.Section("How much each metric changed", [*_intervals(upgrade)], 85),
             *(
                 b.Section(title, [*_area(upgrade, area)], 95 - place)
                 for place, (area, title) in enumerate(TITLES.items())
             ),
-            b.Section("How much each metric changed", [*_intervals(upgrade)], 85),
             b.Section("Single requests", [*_spreads(blocks)], 60),
             b.Section("Blocks", _blocks(upgrade), 30),
             b.Section("The traffic", b.bullets(origin(upgrade.origin)), 40),

@@ -38,7 +38,7 @@ def ablate(asked: AblateCommand) -> None:
     asked = released(asked, loaded.engine)
     if asked.dry_run:
         expected = plan(loaded, asked)
-        emit(expected) if asked.json else print_plan(expected, console_for(asked))
+        emit(expected, "ablation-plan") if asked.json else print_plan(expected, console_for(asked))
         return
     running = Ablating(loaded, asked, write=partial(keep, KIND))
     trials = TrialOptions(timeout_s=asked.run.timeout_s, start_mode=asked.run.start_mode)

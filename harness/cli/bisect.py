@@ -49,7 +49,7 @@ def bisect(asked: BisectCommand) -> None:
     field = field_of(loaded, asked)
     if asked.dry_run:
         expected = plan(loaded, asked, field)
-        emit(expected) if asked.json else print_plan(expected, console_for(asked))
+        emit(expected, "bisection-plan") if asked.json else print_plan(expected, console_for(asked))
         return
     asked = replace(asked, **field.ends)
     write = partial(keep, KIND)
@@ -109,7 +109,7 @@ def bisect_run(asked: BisectRunCommand) -> None:
         making = case.making(root / CASE_DIR) if case is not None else ByRun()
         made = tested(loaded, asked, making, root)
     if asked.json:
-        emit(made)
+        emit(made, "bisect-run")
     elif asked.quiet:
         typer.echo(made.verdict.upper())
     else:

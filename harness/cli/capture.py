@@ -57,7 +57,7 @@ def capture(asked: CaptureCommand) -> None:
     captured = read(asked.file, server, host=asked.host, excerpt=excerpt)
     made = write_trace(captured, asked.mooncake, Path(asked.model) if asked.model else None)
     if asked.json:
-        emit(made)
+        emit(made, "trace")
         return
     typer.echo(
         f"{made.requests} requests in {duration(made.seconds)}: {made.prompt_tokens:,} tokens of "

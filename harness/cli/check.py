@@ -54,7 +54,7 @@ def check(asked: CheckCommand) -> None:
         _fit(asked)
         return
     report = examine(asked.need)
-    emit(report) if asked.json else _print(report)
+    emit(report, "check") if asked.json else _print(report)
     if not report.ok:
         raise typer.Exit(ExitCode.INFRASTRUCTURE)
 
@@ -154,6 +154,6 @@ def probe(asked: ProbeCommand) -> None:
         )
     folder = asked.raw or Path(tempfile.mkdtemp(prefix="mmrepro-probe-"))
     result = run_probe(chosen.on(subject), folder, deadline)
-    typer.echo(result.model_dump_json(indent=1))
+    emit(result, "probe")
     if not result.ok:
         raise typer.Exit(ExitCode.INCONCLUSIVE)

@@ -22,9 +22,7 @@ def collide(asked: CollideCommand) -> None:
 
     Example:  mmrepro collide --engine sglang --release 0.5.6 --bits 30
     """
-    import json
-
-    from mmrepro.cli.console import announce
+    from mmrepro.cli.console import announce, emit
     from mmrepro.cli.progress import Progress
     from mmrepro.engines import spec_for
     from mmrepro.tools.collide import search
@@ -56,14 +54,14 @@ def collide(asked: CollideCommand) -> None:
         if asked.json:
             shown = {name: image.model_dump(mode="json") for name, image in images.items()}
             facts = {"engine": engine.model_dump(), "images": shown, "collides": same}
-            typer.echo(json.dumps(facts, indent=1))
+            emit(facts, "pair-check")
         _print_images(images, console)
         console.print(f"{asked.engine} {asked.release}: {_verdict(same)}", highlight=False)
         raise typer.Exit(ExitCode.AS_EXPECTED if same else ExitCode.NOT_AS_EXPECTED)
     if asked.json:
         facts = pair.model_dump(mode="json") | {"folder": str(folder)}
         facts |= {n: getattr(pair, n) for n in ("equal_bits", "collides", "control_differs")}
-        typer.echo(json.dumps(facts, indent=1))
+        emit(facts, "pair")
     _print_images(pair.images, console)
     console.print(_verdict(pair.collides, pair.equal_bits), highlight=False)
     console.print(_effort(pair.search), highlight=False)

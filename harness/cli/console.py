@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 180
+WORDS = 28
+"""Characters of a last column that are worth a line."""
 ASK_BYTES = 1 << 30
 """A larger download is asked about, on a terminal."""
 
@@ -35,11 +37,17 @@ def console_for(asked: Any) -> Console:
     )
 
 
-def emit(document: Any) -> None:
-    """Print a record, or what JSON can hold, as one JSON document; a text is one already."""
+def emit(document: Any, kind: str = "") -> None:
+    """Print a record, or what JSON can hold, as one JSON document; a text is one already.
+
+    ``kind``: what the document is, where it does not say so itself.
+    """
     import json
 
-    if hasattr(document, "model_dump_json"):
+    if kind:
+        facts = document.model_dump(mode="json") if hasattr(document, "model_dump") else document
+        document = {"$id": f"urn:mmrepro:{kind}:1", "schema_version": 1, **facts}
+    elif hasattr(document, "model_dump_json"):
         document = document.model_dump_json(indent=1)
     typer.echo(document if isinstance(document, str) else json.dumps(document, indent=1))
 
@@ -56,6 +64,32 @@ def table(
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def print_rows(rows: Sequence[Sequence[str]], *, spare: Sequence[int] = ()) -> None:
+    """Print a row a line, the first one as headings. Importing rich takes too long here.
+
+    On a terminal the last column is cut; where it is too narrow for a few words of that, the
+    columns ``spare`` go, one after another.
+    """
+    import shutil
+
+    from mmrepro.base.text.sanitize import clip, one_line
+
+    columns = list(zip(*([one_line(cell, 400) for cell in row] for row in rows), strict=True))
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
+    kept = list(range(len(columns)))
+    widths = [max(map(len, column)) + 2 for column in columns]
+    last = min(WORDS, widths.pop())
+    while (left := sum(widths[n] for n in kept[:-1])) + last > wide and spare:
+        kept.remove(spare[0])
+        spare = spare[1:]
+    for number, row in enumerate(zip(*columns, strict=True)):
+        cells = [f"{row[n]:{widths[n]}}" for n in kept[:-1]]
+        cells.append(clip(row[-1], max(last, wide - left)))
+        for cell in range(1 if number else len(cells)):
+            cells[cell] = typer.style(cells[cell], bold=True)
+        typer.echo("".join(cells).rstrip())
 
 
 def at_terminal() -> bool:

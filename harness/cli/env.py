@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,7 @@ def list_(asked: EnvListCommand) -> None:
     Example: mmrepro env list
     """
     from mmrepro.base.machine.files import environments_root
-    from mmrepro.cli.console import table, table_console
+    from mmrepro.cli.console import emit, print_rows
     from mmrepro.engines.environments.spec import starts_seen
     from mmrepro.engines.environments.store import list_environments
 
@@ -62,12 +61,12 @@ def list_(asked: EnvListCommand) -> None:
             }
             for one in stored
         ]
-        print(json.dumps(documents, indent=1))
+        emit({"environments": documents}, "environments")
         return
     if not stored:
         print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
         return
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in stored:
         facts = one.manifest
         unused = time.time() - one.last_used
@@ -76,9 +75,8 @@ def list_(asked: EnvListCommand) -> None:
         row = (name, facts.device, facts.python, facts.resolved_until[:10], used, _starts(one))
         rows.append((*row, units.size(one.size.apparent), units.size(one.size.own)))
     heads = ("engine", "device", "python", "as of", "used", "starts", "size", "own")
-    console = table_console()
-    console.print(table(heads, rows, right=("size", "own")))
-    console.print(f"in {environments_root()}; own: not shared with uv's cache", soft_wrap=True)
+    print_rows([heads, *rows], spare=(2, 3, 1, 5))
+    print(f"in {environments_root()}; own: not shared with uv's cache")
 
 
 def _starts(one: Stored) -> str:
@@ -270,6 +268,7 @@ def wheelhouse(asked: WheelhouseCommand) -> None:
     from mmrepro.base.errors import UsageError
     from mmrepro.base.machine.files import read_file
     from mmrepro.cli.building import building
+    from mmrepro.cli.console import emit
     from mmrepro.engines import spec_for
     from mmrepro.engines.environments.wheelhouse import make, make_target
     from rich.console import Console
@@ -297,7 +296,7 @@ def wheelhouse(asked: WheelhouseCommand) -> None:
             progress=progress,
         )
     if asked.json:
-        print(json.dumps(made.facts(), indent=1))
+        emit(made.facts(), "wheelhouse")
     else:
         _print(made, asked.into)
 

@@ -51,7 +51,9 @@ def find(asked: FindCommand) -> None:
 
     name, found = _found(asked.text)
     if asked.json:
-        _emit(name, found)
+        from mmrepro.cli.console import emit
+
+        emit({"asked": name, "found": [one.to_dict() for one in found]}, "find")
     else:
         for line in _lines(name, found, full=asked.full):
             typer.echo(line)
@@ -125,17 +127,6 @@ def _in_file(path: Path) -> list[Found]:
     if result.data is None or not result.data.bytes_read:
         raise UsageError(f"{path} could not be read: {result.reason}.", hint="mmrepro find TEXT")
     return search("", entries, matched=result.data.match_counts)
-
-
-def _emit(asked: str, found: list[Found]) -> None:
-    from mmrepro.cli.console import emit
-
-    emit({
-        "$id": "urn:mmrepro:find:1",
-        "schema_version": 1,
-        "asked": asked,
-        "found": [one.to_dict() for one in found],
-    })  # fmt: skip
 
 
 def _lines(asked: str, found: list[Found], *, full: bool) -> Iterator[str]:

@@ -15,9 +15,8 @@ def kv_budget(asked: KvBudgetCommand) -> None:
     Example:  mmrepro kv-budget --free 6784MiB --runtime 5061MiB --block-bytes 8388608
     --cache-max-entry-count 0.1 --need 3446
     """
-    import json
-
     from mmrepro.base.machine.files import write_file
+    from mmrepro.cli.console import emit
     from mmrepro.kv_budget import rendering
     from mmrepro.kv_budget.answer import answer
     from rich.console import Console
@@ -31,8 +30,8 @@ def kv_budget(asked: KvBudgetCommand) -> None:
             raise UnwritableOutput(f"{asked.svg} cannot be written: {error.strerror}.") from error
     if asked.json:
         points = [[str(point.setting), point.tokens] for point in curve]
-        print(json.dumps({**result.document(), "curve": points}, indent=1))
+        emit({**result.document(), "curve": points}, "kv-budget")
     else:
-        rendering.show(result, curve, Console())
+        rendering.show(result, curve, Console(), full=asked.full)
     if not result.works:
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)

@@ -79,7 +79,7 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
         )
     if asked.dry_run:
         made = dry_run_of(asked, given, settings, folder)
-        emit(made) if asked.json else _print_dry_run(made, console)
+        emit(made, "nightly-plan") if asked.json else _print_dry_run(made, console)
         return ExitCode.AS_EXPECTED
     planned, notes = ([], []) if asked.resume else planned_of(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():

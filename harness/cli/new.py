@@ -58,15 +58,9 @@ def new(asked: NewCommand) -> None:
     file = str(files[0]) if files[0].is_absolute() else f"./{files[0]}"
     following = f"mmrepro run {shlex.quote(file)}"
     if asked.json:
-        emit(
-            {
-                "scenario": asked.scenario,
-                "engine": engine,
-                "release": release,
-                "files": [str(file) for file in files],
-                "next": following,
-            }
-        )
+        names = [str(file) for file in files]
+        facts = {"scenario": asked.scenario, "engine": engine, "release": release, "files": names}
+        emit({**facts, "next": following}, "new")
         return
     for line in (*lines, f"Next: {following}"):
         typer.echo(line)

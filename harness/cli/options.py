@@ -206,7 +206,8 @@ class DeclaredCommand(TyperCommand):
                 error.message += "." + did_you_mean(error.option_name, known)
             elif made is not None and (wrong := getattr(error, "param", None)) is not None:
                 one = next(one for one in declared(made) if one.field == wrong.name)
-                error.message = error.message.removeprefix("Value error, ").rstrip(".") + "."
+                if error.message:  # of an option that is missing typer says all itself
+                    error.message = error.message.removeprefix("Value error, ").rstrip(".") + "."
                 for word in (word.rpartition("=")[2] for word in words):
                     if repr(word) in error.message:
                         error.message += did_you_mean(word, _choices(one))

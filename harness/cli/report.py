@@ -189,6 +189,11 @@ DOCUMENTS = {
     "acceptance": "mmrepro.failure.documents.acceptance:Acceptance",
     "replay": "mmrepro.failure.documents.replay:Replay",
     "fuzz": "mmrepro.failure.documents.replay:Fuzz",
+    "upgrade": "mmrepro.failure.documents.upgrade:Upgrade",
+    "fit": "mmrepro.engines.environments.fit:FitReport",
+    "start": "mmrepro.live.diagnose.starts:StartReading",
+    "nightly-history": "mmrepro.history.nightly:NightsDocument",
+    "nightly-diff": "mmrepro.history.nightly:DiffDocument",
     "nightly": "mmrepro.history.nightly:NightDocument",
     "case": "mmrepro.traffic.case.model:Case",
     "list": "mmrepro.tools.catalogue.documents:ListDocument",
@@ -374,7 +379,7 @@ def bundle(asked: BundleCommand) -> None:
     )
     if asked.json:
         facts = {"bundle": str(target), "bytes": target.stat().st_size}
-        emit(facts | manifest.model_dump())
+        emit(facts | manifest.model_dump(), "bundle")
     else:
         _print_bundle(target, manifest)
 

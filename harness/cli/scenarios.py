@@ -12,7 +12,7 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import BrokenScenario, UsageError
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import emit, table_console
+from mmrepro.cli.console import emit, print_rows, table_console
 from mmrepro.cli.options import command
 from mmrepro.runs.options import NamedScenario
 
@@ -93,26 +93,7 @@ def list_scenarios(asked: ListCommand) -> None:
             variants = ", ".join(v.variant for v in one.variants)
             title = f"{one.title} ({variants})" if variants else one.title
             rows.append((one.name, one.engine, one.affected_where, one.release, title))
-    _print_rows(rows)
-
-
-def _print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print a row a line, the last column cut on a terminal. Importing rich takes too long here."""
-    import shutil
-    import sys
-
-    from mmrepro.base.text.sanitize import clip, one_line
-
-    rows = [[one_line(cell, 400) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    left = sum(widths) + 2 * len(widths)
-    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
-    for number, row in enumerate(rows):
-        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
-        cells.append(clip(row[-1], max(24, wide - left)))
-        for cell in range(1 if number else len(cells)):
-            cells[cell] = typer.style(cells[cell], bold=True)
-        typer.echo("  ".join(cells))
+    print_rows(rows, spare=(3, 1))
 
 
 def _recorded(ledger: Path | None) -> list[RecordedRun]:
@@ -150,9 +131,11 @@ def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool, full: bo
     from mmrepro.reports.terminal import print_blocks
 
     shown = rows if full or names else [row for row in rows if row.alive]
-    heads = ["failure:name", "observed there:name", "newest release:name", "when:name"]
-    blocks = table([*heads, "class", "last run"], map(_row, shown))
-    if len(shown) < len(rows):
+    alone = len(shown) < len(rows)
+    heads = ["failure:name", "newest release:name", "when:name", "class:name"]
+    heads.append("still unfixed" if alone else "observed there")
+    blocks = table([*heads, "last run"], [_row(row, alone=alone) for row in shown])
+    if alone:
         text = f"{len(shown)} still unfixed; {len(rows) - len(shown)} more: --full"
         blocks.append(Paragraph(text))
     print_blocks(blocks, table_console())
@@ -162,11 +145,12 @@ def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool, full: bo
         typer.echo(f"Recorded, and no scenario here: {', '.join(unknown)}.", err=True)
 
 
-def _row(row: Standing) -> tuple[Inline, ...]:
+def _row(row: Standing, *, alone: bool) -> tuple[Inline, ...]:
+    """``alone``: all rows are of what is still unfixed, and only what else there is is said."""
     from mmrepro.reports.blocks import Tone, toned
 
     name = f"{row.scenario} ({row.variant})" if row.variant else row.scenario
-    state = "still unfixed" if row.alive else row.outcome.replace("-", " ")
+    state = "" if alone else "still unfixed" if row.alive else row.outcome.replace("-", " ")
     state += f" {row.where}" if row.alive and row.where else ""
     if row.reproduced and row.reproduced < row.runs:
         state += f" ({row.reproduced} of {row.runs} runs)"
@@ -176,7 +160,7 @@ def _row(row: Standing) -> tuple[Inline, ...]:
     tones: dict[bool | None, Tone] = {True: "bad", False: "good", None: "unsure"}
     kind = (row.failure_class or "").replace("-", " ")
     newest = f"{row.engine} {row.newest}"
-    return (name, toned(state, tones[row.alive]), newest, _day(row.at), kind, last)
+    return (name, newest, _day(row.at), kind, toned(state.strip(), tones[row.alive]), last)
 
 
 def _notes(newest: Iterable[Newest]) -> Iterable[str]:

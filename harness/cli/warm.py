@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from mmrepro.base import common_options as common, units
 from mmrepro.base.options import LIMITS, Command, option
+from mmrepro.cli.console import emit
 from mmrepro.cli.options import DeclaredCommand, command
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def start(asked: WarmStartCommand) -> None:
                 hint=f"mmrepro run {asked.scenario} --start-mode fork",
             ) from refusal
     if asked.json:
-        print(json.dumps(_facts(parent), indent=1))
+        emit(_facts(parent), "warm")
     else:
         words = "was warm already" if there else "is warm"
         print(f"{parent.label} {words}: {_described(parent)}")
@@ -111,7 +111,7 @@ def status(asked: WarmStatusCommand) -> None:
 
     living = kept_fork_servers(warm_root())
     if asked.json:
-        print(json.dumps([_facts(parent) for parent in living], indent=1))
+        emit({"kept": [_facts(parent) for parent in living]}, "kept-warm")
         return
     if not living:
         print("Nothing is kept warm. Try: mmrepro warm start ghost-key-eviction")

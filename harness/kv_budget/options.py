@@ -174,6 +174,7 @@ class KvBudgetCommand(Command):
         "LMDeploy's --max-batch-size.", default=plans.MAX_BATCHES, most=1 << 20
     )
     decimals: int = _count("Decimals of the setting.", default=2, most=MAX_DECIMALS)
+    full: bool = common.FULL(False)
     json: bool = common.JSON(False)
     svg: Path | None = option(None, "Draw the curve into this file.", "FILE", OUTPUT)
 

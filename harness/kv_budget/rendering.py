@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 
-def show(answer: Answer, curve: list[Point], console: Console) -> None:
-    """Print everything; plain lines when it is not a terminal."""
+def show(answer: Answer, curve: list[Point], console: Console, *, full: bool) -> None:
+    """Print the answer; with ``full`` what it stands among before it, as plain lines."""
 
     def line(text: str, style: str = "") -> None:
         console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
@@ -30,6 +30,24 @@ def show(answer: Answer, curve: list[Point], console: Console) -> None:
     line(f"one block: {plan.bytes_per_block:,} bytes for {tokens}")
     for text in _groups(plan, answer.replicas):
         line(text)
+    if full or here.budget is None:
+        console.print()
+        console.print(_table(plan, here.budget, answer.need))
+    if full:
+        console.print()
+        for row in text_curve(curve, answer.need.tokens if answer.need else 0):
+            line(row)
+        line(" " * 11 + engine.setting)
+        if answer.others:
+            line("\nThe same numbers in other releases", "bold")
+        for other in answer.others:
+            line(f"  {other.release:<8} {_other(other)}")
+        line("\nWhere the formulas are from", "bold")
+        for source in plan.sources:
+            line(f"  {source.says}")
+            line(f"    {source}", "dim")
+    else:
+        line("every setting, other releases and where the formulas are from: --full", "dim")
     if here.budget is not None:
         line(f"\n{engine.setting} {here.budget.setting}", "bold")
         for text, style in _forward(here.budget):
@@ -43,20 +61,6 @@ def show(answer: Answer, curve: list[Point], console: Console) -> None:
         line(f"  they are      {size(least.bytes, 2)}")
         for text, style in _backward(least, engine.setting):
             line("  " + text, style)
-    console.print()
-    console.print(_table(plan, here.budget, answer.need))
-    console.print()
-    for row in text_curve(curve, answer.need.tokens if answer.need else 0):
-        line(row)
-    line(" " * 11 + engine.setting)
-    if answer.others:
-        line("\nThe same numbers in other releases", "bold")
-    for other in answer.others:
-        line(f"  {other.release:<8} {_other(other)}")
-    line("\nWhere the formulas are from", "bold")
-    for source in plan.sources:
-        line(f"  {source.says}")
-        line(f"    {source}", "dim")
 
 
 def _groups(plan: MemoryPlan, replicas: int) -> Iterator[str]:

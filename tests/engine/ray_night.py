@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from mmrepro.base.machine.host import host_facts
@@ -33,10 +34,27 @@ from mmrepro.failure.documents.searches import Bisection, Point
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
 from mmrepro.runs.options import RunCommand
+from mmrepro.runs.play.players import Players
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.search.fuzz.options import FuzzCommand
+from mmrepro.search.replay.attempts import CaseResult, CaseRun
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.traffic.case.files import write_case
+from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.sending import Played
+
+sys.path += [str(Path(__file__).parent.parent / "unit" / name) for name in ("replay", "fuzz")]
+import fake_player
+import fake_plays
+import fuzz_sessions
+
+for module in (fake_player, fake_plays, fuzz_sessions):
+    ray.cloudpickle.register_pickle_by_value(module)
 
 RELEASES = [f"0.{number}.0" for number in range(41)]
 BAD = {"0.1", *RELEASES[10:31]}
+NEEDED = ("r5", "r17", "r31")
+"""Requests of a replay that hangs."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +67,9 @@ class Sleeping:
     eaten: int
 
     def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
-        return Here(Sleepers(Path(self.marks), self, machine), Nothing(), machine)
+        sleepers = Sleepers(Path(self.marks), self, machine)
+        players = Players(make=lambda servers, root: SleepingPlayer(sleepers, root))
+        return Here(sleepers, Nothing(), machine, players=players)
 
 
 class Sleepers:
@@ -68,19 +88,8 @@ class Sleepers:
     ) -> Attempt:
         folder.mkdir(parents=True)
         created, began = Moment.now(), time.monotonic()
-        size, seconds = 0, self.asked.seconds
-        if index == 1 and self.asked.stuck in (cell.variant or "-", cell.release):
-            size, seconds = self.asked.eaten, 100.0
-        code = f"import sys, time; held = b'x' * {size}; time.sleep({seconds}); sys.exit(3)"
-        child = spawn_program([sys.executable, "-c", code], dict(os.environ))
-        self.children.add(child)
-        mark = {"cell": cell.id, "index": index, "machine": self.machine}
-        mark |= {"stuck": seconds > self.asked.seconds}
-        mark |= {"worker": os.getpid(), "child": child.pid, "variables": sorted(os.environ)}
-        name = f"{night}.{cell.id}.{index}.{os.urandom(4).hex()}"
-        (self.marks / f".{name}").write_text(json.dumps(mark))
-        (self.marks / f".{name}").rename(self.marks / name)
-        ended = child.wait()
+        stuck = index == 1 and self.asked.stuck in (cell.variant or "-", cell.release)
+        ended, mark = self.sleep(cell.id, index, stuck=stuck)
         (folder / "incident.json").write_text(json.dumps(mark))
         return Attempt(
             night=night,
@@ -96,8 +105,53 @@ class Sleepers:
             incident=str(folder.relative_to(root)),
         )
 
+    def sleep(self, what: str, index: int, *, stuck: bool) -> tuple[int, dict[str, object]]:
+        """Its exit code, and its mark."""
+        size, seconds = (self.asked.eaten, 100.0) if stuck else (0, self.asked.seconds)
+        code = f"import sys, time; held = b'x' * {size}; time.sleep({seconds}); sys.exit(3)"
+        child = spawn_program([sys.executable, "-c", code], dict(os.environ))
+        self.children.add(child)
+        mark: dict[str, object] = {"cell": what, "index": index, "machine": self.machine}
+        mark |= {"stuck": stuck, "worker": os.getpid(), "child": child.pid}
+        mark["variables"] = sorted(os.environ)
+        name = f"{what.replace('/', '_')}.{index}.{os.urandom(4).hex()}"
+        (self.marks / f".{name}").write_text(json.dumps(mark))
+        (self.marks / f".{name}").rename(self.marks / name)
+        return child.wait(), mark
+
     def stop(self) -> None:
         end(self.children, 5)
+
+
+class SleepingPlayer(fake_player.FakePlayer):
+    """Attempts that sleep: of ``NEEDED`` together the last one is never answered, and a request
+    with a client that leaves makes an error.
+
+    The attempt in the folder that is to be ``stuck`` takes a hundred seconds when it is first made.
+    """
+
+    def __init__(self, sleepers: Sleepers, root: Path) -> None:
+        super().__init__(answers)
+        self.sleepers, self.root = sleepers, root
+
+    def cancel(self) -> None:
+        self.sleepers.stop()
+
+    def play(
+        self, case: Case, contents: Path | None, options: object, folder: Path, **more: object
+    ) -> Played:
+        place = folder.relative_to(self.root).as_posix()
+        before = [p for p in self.sleepers.marks.iterdir() if place.replace("/", "_") in p.name]
+        stuck = place == self.sleepers.asked.stuck and not before
+        self.sleepers.sleep(place, len(before) + 1, stuck=stuck)
+        return super().play(case, contents, options, folder, **more)
+
+
+def answers(case: Case) -> dict[str, str]:
+    ids = {op.id for op in case.operations}
+    if case.title.startswith("episode"):
+        return {op.id: "500" if op.leave else "200" for op in case.operations}
+    return fake_plays.answered_until(case, NEEDED[-1] if ids.issuperset(NEEDED) else None)
 
 
 class Nothing:
@@ -238,7 +292,62 @@ class Searching(Search[Night, Attempt]):
         return night
 
 
-KINDS = {"matrix": matrix, "bisect": bisection, "search": Searching}
+class Replaying(fake_player.FakedReplaying):
+    """A hang that three of forty requests make; its shrink is measured apart."""
+
+    def __init__(self, night: Night, folder: Path, number: int) -> None:
+        ops = [fake_plays.fake_op(f"r{n}", text="a" * (n + 1)) for n in range(number)]
+        traffic = folder.parent / "traffic"
+        write_case(fake_plays.fake_case(ops), traffic)
+        command = ReplayCommand(file=traffic, server=fake_plays.SERVER, out=folder, budget=200)
+        super().__init__(command, write=lambda replay, where: None)
+        self.shrunk: list[float] = []
+
+    def attempt(self, order: CaseRun) -> CaseResult:
+        began = time.monotonic()
+        result = super().attempt(order)
+        if order.id.startswith("shrink/"):
+            self.shrunk += [began, time.monotonic()]
+        return result
+
+    def told(self) -> dict[str, Any]:
+        found = [[f.finding_class, f.requests, f.shrunk] for f in self.replay.findings]
+        spent = max(self.shrunk) - min(self.shrunk)
+        return {"seconds": spent, "runs": len(self.shrunk) // 2, "found": found}
+
+
+class Fuzzing(fuzz_sessions.FakedFuzzing):
+    """A session of so many seconds."""
+
+    def __init__(self, night: Night, folder: Path, number: int) -> None:
+        command = FuzzCommand(server=fuzz_sessions.server(), out=folder, budget_s=float(number))
+        super().__init__(
+            command, write=lambda fuzz, where: None, write_replay=fuzz_sessions.write_replay
+        )
+        self.made = 0
+
+    def attempt(self, order: CaseRun) -> CaseResult:
+        result = super().attempt(order)
+        self.made += 1
+        return result
+
+    def told(self) -> dict[str, Any]:
+        found = [[f.finding.finding_class, f.finding.requests] for f in self.fuzz.found]
+        return {
+            "seconds": self.fuzz.elapsed_s,
+            "runs": self.made,
+            "found": found,
+            "episodes": [e.number for e in self.fuzz.episodes],
+        }
+
+
+KINDS = {
+    "matrix": matrix,
+    "bisect": bisection,
+    "search": Searching,
+    "replay": Replaying,
+    "fuzz": Fuzzing,
+}
 
 
 @ray.remote(num_cpus=0)
@@ -278,6 +387,7 @@ def main() -> None:
         began = time.monotonic()
         Campaign(policy, machines).execute()
         told["seconds"] = time.monotonic() - began
+        told |= getattr(policy, "told", dict)()
     print(json.dumps(told))
 
 

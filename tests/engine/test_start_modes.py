@@ -104,7 +104,7 @@ def test_a_kept_parent_is_used_by_the_next_run_shown_and_ended(alone):
         assert mode_of(document)[0] == "warm"
         assert document["engine"]["warm_parent"]["pid"] == pid
         assert document["engine"]["warm_parent"]["kept"] is True
-        (shown,) = mmrepro("warm", "status", "--json").document
+        (shown,) = mmrepro("warm", "status", "--json").document["kept"]
         assert (shown["pid"], shown["served"]) == (pid, 1)
         assert "minivllm 0.1" in mmrepro("warm", "status").stdout
         again = mmrepro("warm", "start", *CONTRACT)
@@ -178,7 +178,7 @@ def test_an_environment_that_cannot_be_warmed_is_forked_and_says_why(standing_in
     assert document["verdict"]["outcome"] == "reproduced"
     (refused,) = [seen for seen in known().values() if not seen.works]
     assert refused.why.startswith("its imports opened pipe:")
-    listed = mmrepro("env", "list", "--json").document
+    listed = mmrepro("env", "list", "--json").document["environments"]
     assert any(
         not seen["works"] for env in listed for seen in env["starts"].values() if env["starts"]
     )

@@ -336,6 +336,30 @@ def test_what_is_printed_names_its_kind_and_fits_its_schema(
         assert not check.is_valid({**document, **spoil}), spoil
 
 
+START = Path(__file__).parent / "starts" / "lmdeploy-port-taken.log"
+PRINTED = {
+    "check": ("check",),
+    "environments": ("env", "list"),
+    "kept-warm": ("warm", "status"),
+    "find": ("find", "Expected a cached item"),
+    "kv-budget": ("kv-budget", "--free", "6GiB", "--runtime", "5GiB", "--block-bytes", "8MiB"),
+    "logs": ("logs", START),
+    "new": ("new", "odd-image", "--engine", "minivllm", "--out", "new"),
+    "ablation-plan": ("ablate", "ghost-key-eviction", "--dry-run"),
+    "nightly-plan": (
+        *("matrix", "run", "--dry-run", "--releases", "0.1"),
+        *("--scenario", "borrowed-faults:kv-budget"),
+    ),
+    "start": ("why", START),
+}
+
+
+@pytest.mark.parametrize("kind", PRINTED)
+def test_what_no_file_holds_names_its_kind_too(here: Here, kind: str) -> None:
+    document = json.loads(here(*PRINTED[kind], "--json").stdout)
+    assert (document["$id"], document["schema_version"]) == (f"urn:mmrepro:{kind}:1", 1)
+
+
 @pytest.mark.parametrize("format", ["md", "html", "json", "junit"])
 def test_a_report_is_made_from_the_folder_alone(
     here: Here, tmp_path: Path, judged: Incident, format: str

@@ -276,6 +276,8 @@ class Attempts:
         smallest: of each bucket the smallest case that showed it, and that attempt.
         comparison: what answers are held against.
         until: monotonic seconds after which no attempt begins.
+        unasked: attempts that a free place made ahead and nobody has asked for; they are no starts
+            of the budget, so that what is found does not depend on the places.
     """
 
     def __init__(self, search: CaseSearch[Any], files: ReplayFolder, start: StartingPoint) -> None:
@@ -284,6 +286,7 @@ class Attempts:
         self.deadlines: Deadlines | None = None
         self.silent, self.hurried, self.blocks = False, files.options.shrink, 0
         self.facts: list[PlayFacts] = []
+        self.unasked = 0
         self.smallest: dict[str, tuple[Case, Observation]] = {}
         engine = get_engine(files.options.server.engine)
         self.comparison = Silent(self, engine, self.folder)
@@ -297,7 +300,7 @@ class Attempts:
     def left(self) -> int:
         """Starts of servers that may still be made: of the budget, and before ``until``, if each
         takes as long as the slowest of the last ones."""
-        left = self.files.options.budget - len(self.facts)
+        left = self.files.options.budget - len(self.facts) + self.unasked
         if math.isinf(self.until):
             return left
         took = [facts.seconds for facts in self.facts if facts.seconds][-LAST:]
@@ -447,7 +450,7 @@ class Attempts:
         return f"{self._below}{key.how}/{key.nth}/{key.digest}"
 
     def _name(self, facts: PlayFacts) -> str:
-        return self._prefix + name_of(facts, self.files.options.budget)
+        return self._prefix + name_of(facts, self.files.options.budget + self.unasked)
 
     def _report(self, facts: PlayFacts, *, kept: bool, quiet: bool = False) -> None:
         self.files.attempted(self.facts, kept_s=facts.seconds if kept else 0.0)

@@ -116,6 +116,8 @@ class Candidates:
         repeats: plays without it after which a candidate counts as one that does not fail.
         reserve: starts that are kept for what comes later.
         jobs: candidates at a time.
+        known: verdicts that were asked for.
+        made: verdicts of candidates that may be asked for next.
     """
 
     plays: Attempts
@@ -124,17 +126,26 @@ class Candidates:
     reserve: int = 0
     jobs: int = 1
     known: dict[str, Verdict] = field(default_factory=dict)
+    made: dict[str, Verdict] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
         """Candidates that may still be played."""
         return max(0, self.plays.left - self.reserve) // self.repeats
 
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """All that there are."""
+        return {**self.known, **self.made}
+
     def __call__(self, case: Case, what: str) -> Verdict:
         """Raises Spent."""
         digest = case_digest(case)
         if digest in self.known:
             return self.known[digest]._replace(again=True)
+        if digest in self.made:
+            self.plays.unasked -= 1
+            return self.known.setdefault(digest, self.made.pop(digest))
         for index in range(1, self.repeats + 1):
             if self.plays.left - self.reserve < 1:
                 raise Spent
@@ -146,15 +157,15 @@ class Candidates:
             self.known[digest] = Verdict(False, 0, self.repeats)
         return self.known[digest]
 
-    def several(self, candidates: Sequence[tuple[Case, str]]) -> list[Verdict]:
-        """Made beside each other where one attempt at each tells. Raises Spent."""
+    def beside(self, candidates: Sequence[tuple[Case, str]]) -> None:
+        """Make attempts at these at once: one that is asked for, and others that may be; they count
+        as starts once they are. Only where one attempt at each tells."""
         new = {case_digest(case): (case, what) for case, what in candidates}
-        new = {digest: one for digest, one in new.items() if digest not in self.known}
-        if self.repeats == 1 and len(new) > 1 and self.left >= len(new):
-            wanted = [Wanted(case, "shrink", 1, what) for case, what in new.values()]
-            seens = self.plays.several(wanted)
-            for digest, seen in zip(new, seens, strict=True):
-                fails = self.shows(seen)
-                self.known[digest] = Verdict(fails, int(fails), 1, seen if fails else None)
-            return [self.known[case_digest(case)] for case, _ in candidates]
-        return [self(case, what) for case, what in candidates]
+        new = {digest: one for digest, one in new.items() if digest not in self.verdicts}
+        if self.repeats > 1 or len(new) < 2 or self.left < len(new):
+            return
+        wanted = [Wanted(case, "shrink", 1, what) for case, what in new.values()]
+        for digest, seen in zip(new, self.plays.several(wanted), strict=True):
+            fails = self.shows(seen)
+            self.made[digest] = Verdict(fails, int(fails), 1, seen if fails else None)
+        self.plays.unasked += len(new)

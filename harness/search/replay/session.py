@@ -374,7 +374,7 @@ class Replaying(CaseSearch[Replay]):
         if self._files is None:
             return "nothing has begun"
         made, findings = len(self.replay.plays), self.replay.findings
-        words = [f"{made} of at most {self.options.budget} starts"]
+        words = [f"{made} of at most {max(made, self.options.budget)} starts"]
         words += [f"{f.id}: {f.finding_class}, {f.requests} requests" for f in findings]
         return ", ".join(words)
 

@@ -10,8 +10,9 @@ TSE 28(2), 2002) calls it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from mmrepro.campaign.search import Spent
@@ -26,10 +27,12 @@ from mmrepro.search.replay.simplify import (
     grouped,
     kinds,
     options_left_out,
+    restricted,
     sharing,
     stand_ins,
 )
 from mmrepro.search.replay.store import Observation
+from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import Case
 
 if TYPE_CHECKING:
@@ -50,6 +53,29 @@ class Verdict(NamedTuple):
     """The same case was asked for before: nothing was played."""
 
 
+class _Unknown(Exception):
+    """A candidate of which nobody knows whether it fails."""
+
+    def __init__(self, case: Case, what: str) -> None:
+        super().__init__(what)
+        self.case, self.what = case, what
+
+
+@dataclass
+class _Guesses:
+    """Verdicts that are known or assumed, in place of attempts."""
+
+    verdicts: Mapping[str, Verdict]
+    jobs = 1
+    left = sys.maxsize
+
+    def __call__(self, case: Case, what: str) -> Verdict:
+        """Raises _Unknown."""
+        if (verdict := self.verdicts.get(case_digest(case))) is None:
+            raise _Unknown(case, what)
+        return verdict
+
+
 @dataclass
 class Shrinking:
     """One failure's case while it shrinks.
@@ -66,7 +92,7 @@ class Shrinking:
 
     case: Case
     seen: Observation
-    test: Candidates
+    test: Candidates | _Guesses
     failing: Callable[[Observation], list[str]]
     grew: Callable[[], None] = lambda: None
     simpler: bool = True
@@ -78,6 +104,9 @@ class Shrinking:
     minimal: bool = False
 
     def __post_init__(self) -> None:
+        self._whole = self.case, self.seen
+        self._likely = False
+        """Whether the present phase's candidates fail more often than not."""
         self._plan = as_it_went(self.case, self.seen)
         self._singly: Case | None = None
         self._plainly: Case | None = None
@@ -86,21 +115,21 @@ class Shrinking:
     def run(self) -> None:
         """To the end, or until nothing more may be played."""
         phases = (
-            ("all that looks healthy", self.bold),
-            ("what was sent after it", self.tail),
-            ("what was sent before anything went wrong", self.head),
-            ("classes of operations", self.classes),
-            ("numbers within a class", self.numbers),
-            ("simpler requests", self.simplify),
-            ("options of the server", self.options),
-            ("each operation by itself", self.singles),
-            ("options and operations once more, each without the others that went", self.settle),
+            ("all that looks healthy", self.bold, False),
+            ("what was sent after it", self.tail, True),
+            ("what was sent before anything went wrong", self.head, True),
+            ("classes of operations", self.classes, False),
+            ("numbers within a class", self.numbers, False),
+            ("simpler requests", self.simplify, True),
+            ("options of the server", self.options, True),
+            ("each operation by itself", self.singles, False),
+            ("options and operations again, each without the others that went", self.settle, False),
         )
-        for number, (_, phase) in enumerate(phases):
+        for number, (_, phase, self._likely) in enumerate(phases):
             try:
                 phase()
             except Spent:
-                self.not_tried += [name for name, _ in phases[number:]]
+                self.not_tried += [name for name, _, _ in phases[number:]]
                 break
         if self._plainly != self.case:  # another case needed them
             self.needed_options.clear()
@@ -243,9 +272,8 @@ class Shrinking:
         try:
             odd = set(abnormal(self.seen)) | set(self._culprits())
             first = sorted((g[0] for g in groups), key=lambda op: op in odd)  # these hardly go
-            order, size = [*first, *stands], self.test.jobs
-            for start in range(0, len(order), size):
-                self._leave_out(order[start : start + size])
+            for op in [*first, *stands]:
+                self._leave_out(op)
         except Spent:
             missing = [op for op in self.ids if op not in self.needed]
             if any(stands.get(op) not in self.needed for op in missing):
@@ -260,25 +288,12 @@ class Shrinking:
         finally:
             self.needed = {op: why for op, why in self.needed.items() if op in self.ids}
 
-    def _leave_out(self, batch: Sequence[str]) -> None:
-        ids = self.ids
-        batch = [op for op in batch if op in ids]
-        if len(ids) < 2 or not batch:
-            return
-        asked = [
-            (self._plan.keeping([other for other in ids if other != op]), f"without {op}")
-            for op in batch
-        ]
-        verdicts = self.test.several(asked)
-        for op, (case, what), verdict in zip(batch, asked, verdicts, strict=True):
-            if len(self.ids) < len(ids) and verdict.fails:  # another one has gone meanwhile
-                rest = [other for other in self.ids if other != op]
-                if rest:
-                    self.keep(rest, what)
-                continue
-            self._note(case, what, verdict)
+    def _leave_out(self, op: str) -> None:
+        rest = [other for other in self.ids if other != op]
+        if rest and len(rest) < len(self.ids):
+            verdict = self._try(self._plan.keeping(rest), f"without {op}")
             if not verdict.fails:
-                others = f"the other {len(case.operations)} requests"
+                others = f"the other {len(rest)} requests"
                 self.needed[op] = Needed(what=op, why=_why(verdict, others))
 
     # ------------------------------------------------------------------ simpler
@@ -340,9 +355,32 @@ class Shrinking:
         return self.keep([op for op in self.ids if op not in ids], what)
 
     def _try(self, case: Case, what: str) -> Verdict:
+        if self.test.jobs > 1 and case_digest(case) not in self.test.verdicts:
+            self.test.beside(self._ahead(case, what, self.test.jobs))
         verdict = self.test(case, what)
         self._note(case, what, verdict)
         return verdict
+
+    def _ahead(self, case: Case, what: str, number: int) -> list[tuple[Case, str]]:
+        """The candidate, and those that are asked for next where it turns out as most of its phase
+        do: the same walk from the whole case, on verdicts that are known and assumed."""
+        found, known, likely = [(case, what)], self.test.verdicts, self._likely
+        whole, first = self._whole
+        while len(found) < number:
+            case = found[-1][0]
+            verdict = Verdict(likely, int(likely), 1, restricted(self.seen, case))
+            known = {**known, case_digest(case): verdict}
+            twin = replace(
+                self, case=whole, seen=first, test=_Guesses(known),
+                grew=lambda: None, steps=[], needed={}, needed_options={}, not_tried=[],
+            )  # fmt: skip
+            try:
+                twin.run()
+                break
+            except _Unknown as asked:
+                found.append((asked.case, asked.what))
+                likely = twin._likely
+        return found
 
     def _note(self, case: Case, what: str, verdict: Verdict) -> None:
         if verdict.fails:

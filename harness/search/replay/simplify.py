@@ -25,6 +25,21 @@ def as_sent(case: Case, seen: Observation) -> Case:
     return kept.model_copy(update={"operations": sent})
 
 
+def restricted(seen: Observation, case: Case) -> Observation:
+    """What an attempt showed of the operations that ``case`` has."""
+    ids = {op.id for op in case.operations}
+    sightings = [
+        one.model_copy(update={"operations": [op for op in one.operations if op in ids]})
+        for one in seen.sightings
+    ]
+    kept: dict[str, Any] = {
+        name: {op: value for op, value in getattr(seen, name).items() if op in ids}
+        for name in ("times", "answers", "sizes")
+    }
+    sent = [op for op in seen.sent if op in ids]
+    return seen.model_copy(update={**kept, "sent": sent, "sightings": sightings})
+
+
 class _Span(NamedTuple):
     sent: float
     end: float

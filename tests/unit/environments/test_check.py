@@ -117,7 +117,7 @@ def test_env_commands(fake_uv: Path) -> None:
     assert "No environments yet" in runner.invoke(app, ["env", "list"]).stdout
     made = runner.invoke(app, ["env", "create", "vllm", "0.23.0", "--device", "cpu"])
     assert made.exit_code == 0, made.output
-    (one,) = json.loads(runner.invoke(app, ["env", "list", "--json"]).stdout)
+    (one,) = json.loads(runner.invoke(app, ["env", "list", "--json"]).stdout)["environments"]
     assert one["path"] in made.stdout
     assert one["release"] == "0.23.0"
     assert "0.23.0" in runner.invoke(app, ["env", "list"]).stdout

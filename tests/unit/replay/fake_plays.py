@@ -85,18 +85,26 @@ class FakeTest:
     def __init__(self, engine: Answers, bucket: str = BUCKET, budget: int = 1000) -> None:
         self.engine, self.bucket, self.budget = engine, bucket, budget
         self.jobs = 1
+        self.rounds = 0
         self.plays = 0
         self.known: dict[str, Verdict] = {}
+        self.made: dict[str, Verdict] = {}
         self.asked: list[tuple[str, int, bool]] = []
 
     @property
     def left(self) -> int:
         return self.budget - self.plays
 
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        return {**self.known, **self.made}
+
     def __call__(self, case: Case, what: str) -> Verdict:
         digest = case_digest(case)
         if digest in self.known:
             return self.known[digest]._replace(again=True)
+        if digest in self.made:
+            return self.known.setdefault(digest, self.made.pop(digest))
         if self.left < 1:
             raise Spent
         self.plays += 1
@@ -106,8 +114,13 @@ class FakeTest:
         self.known[digest] = Verdict(fails, int(fails), 1, seen)
         return self.known[digest]
 
-    def several(self, candidates: Sequence[tuple[Case, str]]) -> list[Verdict]:
-        return [self(case, what) for case, what in candidates]
+    def beside(self, candidates: Sequence[tuple[Case, str]]) -> None:
+        """A place for each of them."""
+        self.rounds += 1
+        for case, what in candidates:
+            if (digest := case_digest(case)) not in self.known:
+                self(case, what)
+                self.made[digest] = self.known.pop(digest)
 
 
 def answered_until(case: Case, culprit: str | None, refused: Sequence[str] = ()) -> dict[str, str]:

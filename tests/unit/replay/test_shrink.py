@@ -89,6 +89,22 @@ def planted(culprits: list[int], kinds: list[int]) -> tuple[Case, FakeTest]:
     return fake_case(ops, sizes), FakeTest(engine)
 
 
+def test_two_places_make_the_same_shrink_in_fewer_rounds() -> None:
+    """What is not needed is made for nothing: the walk, its steps and its end are those of one."""
+    alone = beside = 0
+    for seed in range(6):
+        case = ghost_trace(seed, 120)
+        one, two = (FakeTest(FakeGhostKey(1000)) for _ in range(2))
+        two.jobs = 2
+        ended = [shrunk(case, test) for test in (one, two)]
+        assert ended[0].steps == ended[1].steps
+        assert ended[0].case == ended[1].case
+        assert one.rounds == 0
+        assert two.plays <= 1.5 * one.plays
+        alone, beside = alone + one.plays, beside + two.rounds
+    assert alone / (2 * beside) >= 0.8
+
+
 @st.composite
 def traces(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     kinds = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 3]), min_size=3, max_size=60))
