@@ -61,6 +61,7 @@ ANYWAY: dict[str, str] = {
     "EngineFacts.packages": "only the engine's own and that of the wheel are held against the run",
     "EngineFacts.packages_file": FOR_PEOPLE,
     "EngineFacts.python": SETUP,
+    "EngineFacts.python_of": "the engine's own package and its release are held against the run",
     "EngineFacts.resolved_until": SETUP,
     "EngineFacts.settings": SETUP,
     "EngineFacts.start_mode": "any start mode gives the same server",

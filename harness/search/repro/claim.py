@@ -195,7 +195,7 @@ _VOCABULARIES: Final = (
     (r"deepseek", 129_280),
     (r"gpt-oss", 201_088),
     (r"glm-?4", 151_552),
-    (r"internlm", 103_168),
+    (r"internlm", 128_512),
     (r"\bopt-", 50_272),
     (r"gpt-?2", 50_257),
 )
