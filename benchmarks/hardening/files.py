@@ -1,6 +1,6 @@
 """Broken archives, JSON and logs: does any end in a traceback, half a GiB or twenty seconds?
 
-Usage:  python benchmarks/hardening/files.py [--share 0.1] [--seed 1] [--jobs 2] [--only N]
+Usage:  python benchmarks/hardening/files.py [--share 0.1] [--seed 1] [--jobs 2] [--kind K] [--only N]
 
 5,000 files and folders, made of recorded runs, replays, ledgers, logs and recordings, each broken
 by a seed of its own and given to a command that reads such. Each runs in a forked child with limits
@@ -205,7 +205,7 @@ def planned(share: float) -> list[tuple[int, str]]:
     kinds = [kind for kind, (_, count) in KINDS.items() for _ in range(count)]
     step = round(1 / share)
     wanted = enumerate(kinds, 1)
-    return [(n, k) for n, k in wanted if n % step == 0 and ARGS.kind in (None, k)]
+    return [(n, k) for n, k in wanted if n % step == 0 and (not ARGS.kind or k in ARGS.kind)]
 
 
 def main() -> int:
@@ -223,7 +223,7 @@ def main() -> int:
         if ARGS.only:
             print(f"kept in {place / str(ARGS.only)}")
     print(f"{'':20}{'files':>7}{'bad':>5}{'MiB':>6}{'s':>7}  exit codes")
-    for kind, row in rows.items():
+    for kind, row in ((kind, row) for kind, row in rows.items() if row.count):
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(row.codes.items()))
         print(f"{kind:20}{row.count:7}{len(row.bad):5}{row.mib:6}{row.seconds:7.2f}  {codes}")
     count, bad = sum(row.count for row in rows.values()), sum(len(row.bad) for row in rows.values())
@@ -236,7 +236,7 @@ if __name__ == "__main__":
     parser.add_argument("--share", type=float, default=1.0, help="of the files that are tried")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="commands at a time")
-    parser.add_argument("--kind", help="try only files of this kind")
+    parser.add_argument("--kind", action="append", help="try only files of this kind")
     parser.add_argument("--only", type=int, help="try this number alone, and keep its files")
     ARGS = parser.parse_args()
     sys.exit(main())

@@ -84,7 +84,7 @@ CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
     "all of it silent": (ServerState.FROZEN_PYTHON, [http(None, None), SPIN, HOT],
         {"core_role": "", "root_pid": CORE}),
     "closed to us": (ServerState.UNREACHABLE, [NO_CONNECTION], {}),
-    "500": (ServerState.FAILING, [GREEN, failed(500, "HTTP 500: boom"), log("RuntimeError: x")],
+    "500": (ServerState.FAILING, [GREEN, failed(500, "HTTP 500: Internal Server Error"), log("RuntimeError: x")],
         {}),
     "reset": (ServerState.FAILING, [GREEN, failed(None, "ReadError: reset")], {}),
     "error finish": (ServerState.FAILING, [GREEN, failed(200, "ended with finish_reason 'error'")],
