@@ -1,6 +1,7 @@
 """Broken archives, JSON and logs: does any end in a traceback, half a GiB or twenty seconds?
 
-Usage:  python benchmarks/hardening/files.py [--share 0.1] [--seed 1] [--jobs 2] [--kind K] [--only N]
+Usage:  python benchmarks/hardening/files.py [--share 0.1] [--seed 1] [--jobs 2] [--kind K]
+                                                [--only N]
 
 5,000 files and folders, made of recorded runs, replays, ledgers, logs and recordings, each broken
 by a seed of its own and given to a command that reads such. Each runs in a forked child with limits
