@@ -192,6 +192,10 @@ QUOTED: Final = (
     "2026-11-21 02:44:01,123 - lmdeploy - INFO - logger.py:20 - session=1, adapter_name=None, input_tokens=5, prompt='{}', gen_config=1",
     _VLLM.format("input_processor.py:9") + "SamplingParams(n=1, stop=['{}'], seed=None)",
     _VLLM.format("x.py:1") + "`{}` is no role",
+    _VLLM.format("async_llm.py:607") + "Request chatcmpl-1 failed (bad request): Grammar error: Invalid type: {}.",
+    _VLLM.format("async_llm.py:415") + "Added request chatcmpl-{}.",
+    _VLLM.format("entrypoints/.../utils/error_response.py:26") + "create_error_response called with ValueError: {}",
+    "2026-11-21 02:44:01,123 - lmdeploy - WARNING - tokenizer.py:697 - The token {}, its length of indexes [1, 2]",
     "ValueError: no such role: '{}'",
 )  # fmt: skip
 HEADERS: Final = (

@@ -61,6 +61,11 @@ PEOPLE = {
     "of several": ("OPENAI_API_KEY_PROD=tiger", "tiger"),
     "TOKEN_GITHUB": ("TOKEN_GITHUB=tiger", "tiger"),
     "PIN": ("PIN=4821", "4821"),
+    "a network card": ("link/ether 3c:22:fb:9a:11:07 brd", "3c:22:fb:9a:11:07"),
+    "another network card": ("at 3C-22-FB-9A-11-07.", "9A-11"),
+    "what id prints": ("uid=1000(velmora) gid=1000 groups=1000", "velmora"),
+    "a service's login": ("wandb: Currently logged in as: velmora (team)", "velmora"),
+    "a netrc": ("machine git.acme.de login ada password tiger", "tiger"),
 }
 
 

@@ -265,7 +265,7 @@ def test_where_users_called_from_does_not_leave(form: str) -> None:
         "('127.0.0.1', 51234) http://0.0.0.0:8000 [::1]:8000 X-Forwarded-For: 127.0.0.1",
         "nvidia-cublas-cu12==12.4.5.8 'nvidia-nccl-cu12': '2.26.2.1'",
         "2026-11-21 02:44:01,123 c10::Error at::native::add std::string a[10::2]",
-        "mac aa:bb:cc:dd:ee:ff, took 00:00:01.5",
+        "took 00:00:01.5 aa:bb:cc",
     ],
 )
 def test_this_machine_and_versions_are_no_callers(text: str) -> None:

@@ -55,6 +55,11 @@ _SPOKEN: Final = re.compile(
     r"|\b(?:opened|closed) for user |\b[Ii]nvalid user |\bDisconnected from (?:user )?"
     r"|\bUser |\blogged in as )([A-Za-z_][\w.-]{0,31})"
 )
+_IS: Final = re.compile(
+    r"\b[ug]id=\d{1,10}\(([^()\s]{1,64})\)|\b[Ll]ogged in as:? ([A-Za-z_][\w.-]{0,63})"
+    r"|\blogin \S{1,64} password (\S{1,128})"
+)
+"""What id, a service that was logged in to, and a netrc file say."""
 _SYSTEM_LOG: Final = re.compile(r"\b(?:ssh|sshd|sudo|su|pam_\w+|login|systemd-logind)\b")
 _SPOKEN_CHARS: Final = 400
 
@@ -74,6 +79,10 @@ def _users(text: str) -> Iterator[Span]:
             yield value.start, value.end
     yield from (match.span(1) for match in _logins(text))
     yield from (match.span(1) for match in _PROMPT.finditer(text))
+    for match in _IS.finditer(text):
+        name = match[match.lastindex or 1]
+        if not _NOBODY.fullmatch(name):
+            yield match.span(match.lastindex or 1)
     end = 0
     while found := _SYSTEM_LOG.search(text, end):
         end = text.find("\n", found.end())
@@ -221,6 +230,13 @@ def _addresses(text: str) -> Iterator[Span]:
     if text.count(".") > 2:
         yield from _version_4(text)
     yield from _version_6(text)
+    yield from (match.span() for match in _CARDS_OWN.finditer(text))
+
+
+_CARDS_OWN: Final = re.compile(
+    r"(?<![\w:-])[0-9A-Fa-f]{2}([:-])[0-9A-Fa-f]{2}(?:\1[0-9A-Fa-f]{2}){4}(?![\w:-])"
+)
+"""Of network cards."""
 
 
 def _forwarded(text: str) -> Iterator[Span]:

@@ -934,9 +934,9 @@ def ended(evidence: Evidence, run: Run) -> Doubts:
         signal := sent_by_others(evidence.engine_exit, evidence, run.engine.ends_itself)
     ) is not None:
         yield "engine_exit", f"signal {signal} ended it, which somebody sent"
-    for result in _theirs(evidence):
-        data = result.data
-        for use in data.processes if isinstance(data, ProcessesData) else ():
+    readings = [r.data for r in _theirs(evidence) if isinstance(r.data, ProcessesData)]
+    for data in readings:
+        for use in data.processes:
             leads = use.pid == data.root_pid or run.engine.core_role in use.role
             if use.state == STOPPED and leads:
                 for kind in ("processes", "requests", "inference"):

@@ -82,7 +82,7 @@ class Subject:
         members: dict[str, Any] = {
             "__doc__": doc,
             "name": self.name,
-            "affects": lambda _self, _release: False,  # nobody has declared anything
+            "affects": lambda *_: False,  # nobody has declared anything
         }
         made: Scenario = type("Bisected", (type(plain),), members)()
         return made

@@ -214,6 +214,7 @@ def bisected(
     monkeypatch.setattr(Trials, "_child", lambda *given: world.child(*given))
     asked = BisectCommand(scenario="f1", device="cpu", find="fixed", out=tmp_path / "b")
     field = field_of(what.scenario, asked, [replace_declared(p) for p in listed()])
+    assert not any(what.scenario.affects("0.23.0", *device) for device in ((), ("cpu",)))
     policy = BisectingCase(what, asked, field, write=partial(keep, KIND))
     trials = Trials(TrialOptions(making=policy.making))
     made = Campaign(policy, LocalPlaces(trials, FakeProvisions(), 1)).execute()
