@@ -5,7 +5,8 @@ Usage:  python benchmarks/hardening/files.py [--share 0.1] [--seed 1] [--jobs 2]
 
 5,000 files and folders, made of recorded runs, replays, ledgers, logs and recordings, each broken
 by a seed of its own and given to a command that reads such. Each runs in a forked child with limits
-of memory, file size and time, in a temporary folder; `replay` ends where it would start a server.
+of memory, file size and time, in a temporary folder and a network of its own (where the kernel
+allows it); `replay` ends where it would start a server.
 Of each the peak of its memory (with the 100 MiB that mmrepro's imports take) and its seconds of CPU
 are measured: whatever else runs on the machine is not counted. Exit 1: a bound was broken.
 """
@@ -20,6 +21,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +34,7 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _kinds import KINDS, seeds
+from common import apart, loopback_up
 
 LIMIT_S, LIMIT_MIB, CPU_S, HUNG_S = 20.0, 512, 60, 600
 ADDRESSES, FILE_BYTES = 4 << 30, 1 << 30
@@ -242,5 +245,11 @@ if __name__ == "__main__":
     parser.add_argument("--jobs", type=int, default=2, help="commands at a time")
     parser.add_argument("--kind", action="append", help="try only files of this kind")
     parser.add_argument("--only", type=int, help="try this number alone, and keep its files")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     ARGS = parser.parse_args()
+    if not ARGS.inside and (prefix := apart()):
+        words = [*prefix, sys.executable, __file__, *sys.argv[1:], "--inside"]
+        sys.exit(subprocess.run(words, check=False).returncode)
+    if ARGS.inside:
+        loopback_up()
     sys.exit(main())
