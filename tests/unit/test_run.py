@@ -137,7 +137,8 @@ def make(tmp_path: Path, place: Environment) -> Iterator[MakeRun]:
         close(made.starter.processes)
 
 
-def test_a_whole_run(make: MakeRun) -> None:
+def test_a_whole_run(make: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # a checkout below it would be written as ~
     run = make(Tiny())
     incident = run.execute()
     assert run.written.model_dump() == incident.model_dump()
