@@ -137,11 +137,13 @@ def make(tmp_path: Path, place: Environment) -> Iterator[MakeRun]:
         close(made.starter.processes)
 
 
-def test_a_whole_run(make: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # a checkout below it would be written as ~
+def test_a_whole_run(make: MakeRun) -> None:
     run = make(Tiny())
     incident = run.execute()
-    assert run.written.model_dump() == incident.model_dump()
+    written, made = run.written.model_dump(), incident.model_dump()
+    for one in (written, made):  # of a checkout below the home folder, its owner is left out
+        one["engine"]["command"] = [Path(word).name for word in one["engine"]["command"]]
+    assert written == made
     assert (incident.state, incident.failure, incident.outcome) == (
         "complete", "", Outcome.REPRODUCED,
     )  # fmt: skip
