@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
 # mmrepro for a machine with NVIDIA GPUs, as the nightly runs it: docs/gpu.md has the commands.
+# What only observes a server is Dockerfile.sidecar: 140 MB.
 #
 # The base is pinned by its tag; where your registry can be asked, pin its digest as well:
 #   docker build --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04@sha256:… -t mmrepro .
@@ -21,11 +22,9 @@ RUN awk '/^uv==/ { on = 1; print; next } on && /^[^ ]/ { exit } on' constraints.
  && python3 -m venv /opt/uv \
  && /opt/uv/bin/pip install --no-cache-dir --require-hashes -r uv.txt
 COPY . .
-# "[run]": what starts engines. Empty for a sidecar, which only observes one.
-ARG EXTRAS=[run]
 RUN python3 -m venv --without-pip /opt/mmrepro \
  && /opt/uv/bin/uv pip install --no-cache --python /opt/mmrepro/bin/python \
-    --constraint constraints.txt --compile-bytecode ".${EXTRAS}"
+    --constraint constraints.txt --compile-bytecode ".[run]"
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -92,11 +92,7 @@ def _foreign(error: Exception) -> int:
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", ExitCode.INTERRUPTED))
     if isinstance(error, ModuleNotFoundError) and error.name in RUN_MODULES:
-        _report(
-            UsageError(
-                f"This needs {error.name}, which comes with what runs engines.", hint=INSTALL_RUN
-            )
-        )
+        _report(UsageError(missing_extra(error.name), hint=INSTALL_RUN))
         return ExitCode.USAGE
     _say(
         f"mmrepro failed: {type(error).__name__}: {str(error)[:1000]}\n"
@@ -104,6 +100,11 @@ def _foreign(error: Exception) -> int:
     )
     _debug(error)
     return ExitCode.INFRASTRUCTURE
+
+
+def missing_extra(module: str) -> str:
+    """The sentence for a module of the extra that is not installed."""
+    return f"This needs {module}, which comes with what runs engines."
 
 
 def _debug(error: Exception) -> None:

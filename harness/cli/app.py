@@ -3,11 +3,13 @@ shell that completes a name, need none of them."""
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from mmrepro import __version__
-from mmrepro.base.errors import did_you_mean
+from mmrepro.base.errors import INSTALL_RUN, UsageError, did_you_mean
+from mmrepro.cli import RUN_MODULES, missing_extra
 from mmrepro.cli.options import DeclaredCommand
 from typer._click.shell_completion import CompletionItem
 from typer.core import TyperGroup
@@ -65,6 +67,10 @@ GROUPS = {
     "Tools": ("new", "kv-budget", "collide", "env", "warm", "mcp"),
 }
 """The commands by what brings a person here."""
+START_ENGINES = frozenset(
+    {"run", "repro", "replay", "fuzz", "upgrade", "ablate", "bisect", "bisect-run", "warm"}
+)
+"""Commands that ask for the extra before they do anything: a server would start in vain."""
 
 
 class Root(TyperGroup):
@@ -79,6 +85,10 @@ class Root(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not (args[0][:1] == "-" or ctx.resilient_parsing):
             ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], [*COMMANDS])}")
+        if args and args[0] in START_ENGINES and {"-h", "--help"}.isdisjoint(args):
+            # uv may be a program of the system's.
+            for module in (one for one in RUN_MODULES if one != "uv" and find_spec(one) is None):
+                raise UsageError(missing_extra(module), hint=INSTALL_RUN)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -1,4 +1,5 @@
-"""The Dockerfile, held to what the repository has; it was built by hand, see docs/gpu.md."""
+"""The Dockerfiles, held to what the repository has; they were built by hand: docs/lab/gpu.md and
+docs/lab/install.md."""
 
 import re
 import subprocess
@@ -10,13 +11,14 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+SIDECAR = (ROOT / "Dockerfile.sidecar").read_text()
 IGNORED = (ROOT / ".dockerignore").read_text().splitlines()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def instructions(stage: int = -1) -> list[tuple[str, str]]:
+def instructions(stage: int = -1, file: str = DOCKERFILE) -> list[tuple[str, str]]:
     """Of one stage, as (instruction, rest), with continued lines joined."""
-    lines = [line for line in DOCKERFILE.splitlines() if not line.startswith("#")]
+    lines = [line for line in file.splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     stages: list[list[tuple[str, str]]] = [[]]
     for line in filter(str.strip, joined.splitlines()):
@@ -27,8 +29,8 @@ def instructions(stage: int = -1) -> list[tuple[str, str]]:
     return stages[stage]
 
 
-def of(name: str, stage: int = -1) -> list[str]:
-    return [rest for what, rest in instructions(stage) if what == name]
+def of(name: str, stage: int = -1, file: str = DOCKERFILE) -> list[str]:
+    return [rest for what, rest in instructions(stage, file) if what == name]
 
 
 def sent(path: str) -> bool:
@@ -51,6 +53,7 @@ def test_all_that_is_installed_is_sent() -> None:
     files = [PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "pyproject.toml"]
     copied = [word for rest in of("COPY", 1) for word in rest.split()[:-1] if word != "."]
     assert copied == ["constraints.txt"]
+    assert of("COPY", 1, SIDECAR) == of("COPY", 1)
     for path in (*folders, *files, *copied):
         assert (ROOT / path).exists()
         assert sent(path), path
@@ -71,6 +74,16 @@ def test_all_that_is_installed_is_sent() -> None:
 )
 def test_nothing_else_is_sent(path: str) -> None:
     assert not sent(path)
+
+
+def test_the_sidecar_holds_the_core_alone_and_is_made_in_the_same_way() -> None:
+    (installed,) = [rest for rest in of("RUN", 1, SIDECAR) if "uv pip install" in rest]
+    assert re.search(r"--constraint constraints\.txt --compile-bytecode \. ", installed)
+    assert of("FROM", -1, SIDECAR) == ["scratch"]
+    for name in ("USER", "WORKDIR", "ENTRYPOINT", "CMD"):
+        assert of(name, -1, SIDECAR) == of(name)
+    (uv,) = [rest for rest in of("RUN", 1, SIDECAR) if "constraints.txt > uv.txt" in rest]
+    assert uv in of("RUN", 1)
 
 
 def test_it_does_not_run_as_root() -> None:
@@ -118,6 +131,8 @@ def test_tools_that_trace_have_one_capability_and_a_way_without() -> None:
     assert re.findall(r"setcap (\S+)", made) == ["cap_sys_ptrace+ep"]
     assert "for tool in /opt/mmrepro/bin/py-spy /usr/bin/strace" in made
     assert '"$tool.plain"' in made
+    (sidecar,) = [rest for rest in of("RUN", 1, SIDECAR) if "setcap" in rest]
+    assert sidecar.replace("$file", "$tool").replace("file=/image$tool; ", "") in made
 
 
 def test_uv_is_installed_by_its_hash() -> None:

@@ -140,7 +140,10 @@ def make(tmp_path: Path, place: Environment) -> Iterator[MakeRun]:
 def test_a_whole_run(make: MakeRun) -> None:
     run = make(Tiny())
     incident = run.execute()
-    assert run.written.model_dump() == incident.model_dump()
+    written, made = run.written.model_dump(), incident.model_dump()
+    for one in (written, made):  # of a checkout below the home folder, its owner is left out
+        one["engine"]["command"] = [Path(word).name for word in one["engine"]["command"]]
+    assert written == made
     assert (incident.state, incident.failure, incident.outcome) == (
         "complete", "", Outcome.REPRODUCED,
     )  # fmt: skip

@@ -20,7 +20,7 @@ TIMEOUT_S = 120.0
 # What ld.so says, e.g.: python: /lib/x86_64-linux-gnu/libstdc++.so.6: version `CXXABI_1.3.15' not
 # found (required by /…/vllm/_C.abi3.so)
 _NOT_FOUND = re.compile(r"(\S+) => not found")
-ABSENT = re.compile(r"(\S+): cannot open shared object file")
+ABSENT = re.compile(r"([\w.+-]+): cannot open shared object file")
 SYSTEM_PACKAGES: Mapping[str, str] = {
     "libGL.so.1": "libgl1",
     "libgthread-2.0.so.0": "libglib2.0-0",
@@ -66,8 +66,8 @@ def missing_from_host(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> di
     """What the linker does not find here, in a sentence each, with the library's name: versions of
     symbols, and libraries of the system.
 
-    Libraries that a wheel may bring later are fine. Empty also where the linker cannot be asked (musl, no
-    such interpreter): the second check decides then.
+    Libraries that a wheel may bring later are fine. Empty also where the linker cannot be asked
+    (musl, no such interpreter): the second check decides then.
     """
     missing = {}
     for module in (path for paths in by_glob.values() for path in paths):

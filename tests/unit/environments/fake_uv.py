@@ -96,7 +96,7 @@ elif command == "pip install":
     info.mkdir()
     (info / "METADATA").write_text(METADATA)
     (site_packages() / "vllm").mkdir()
-    module = sorted(Path(sysconfig.get_config_var("DESTSHARED")).glob("_json*.so"))[0]
+    module = sorted(Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so"))[0]
     shutil.copy(module, site_packages() / "vllm" / "_C.abi3.so")
     if mode == "odd":
         (site_packages() / "vllm" / "_C.abi3.so").write_bytes(b"not a module")

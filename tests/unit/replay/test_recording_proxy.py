@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -336,6 +337,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+@pytest.mark.skipif(not shutil.which("curl"), reason="no curl here")
 @pytest.mark.usefixtures("_exposed")
 def test_without_a_network_of_its_own_the_proxy_listens_where_it_calls(server: int) -> None:
     port = free_port()
