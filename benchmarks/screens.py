@@ -77,6 +77,7 @@ def _row(screen: Screen, place: Path) -> int:
     if code not in screen.codes:
         wrong.append(f"exit {code}")
     shown = " ".join(word for word in screen.words if str(place) not in word)
+    shown = shown.replace(f"{ROOT}/", "")
     last = last.replace(str(Path.home()), "~").replace(str(place), "DIR")
     print(
         f"| `{shown}` | {len(lines)} | {screen.limit} | {last[:60].replace('|', '/')} | "

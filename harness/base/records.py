@@ -5,10 +5,17 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticSerializationError, from_json
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    field_validator,
+)
+from pydantic_core import CoreSchema, PydanticSerializationError, from_json
 
 EVIDENCE_DIR = "evidence"
 """Below an incident's folder: the raw files."""
@@ -31,11 +38,33 @@ class Record(BaseModel):
 class Document(Record):
     """A record that is a file of its own, or what ``--json`` prints: it names its kind.
 
-    Each kind declares the field ``document``, whose name in JSON is ``$id``. Documents of before
-    that have none are read as well.
+    A kind is declared as ``class Replay(Document, kind="replay")``, and its name in JSON is
+    ``$id``. Documents of before that have none are read as well.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
+    urn: ClassVar[str] = ""
+    document: Annotated[str, Field(alias="$id", validate_default=True)] = ""
+    schema_version: Literal[1] = 1
+
+    def __init_subclass__(cls, kind: str = "", **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.urn = f"urn:mmrepro:{kind}:1" if kind else cls.urn
+
+    @field_validator("document")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if value not in ("", cls.urn):
+            raise ValueError(f"Input should be '{cls.urn}'")
+        return cls.urn
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        made = handler(schema)
+        handler.resolve_ref_schema(made)["properties"]["$id"] = {"const": cls.urn}
+        return made
 
 
 V = TypeVar("V")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mmrepro.base.records import Document
 from mmrepro.base.units import Tone, count, duration, sane
@@ -29,7 +29,6 @@ from mmrepro.history.squares import (
     squares_of,
 )
 from mmrepro.history.states import State, settle
-from pydantic import Field
 
 NIGHTS: Final = 14
 """In the trend: the newest ones."""
@@ -195,13 +194,9 @@ CONCERN: Final = (
 )
 
 
-class NightDocument(Document):
+class NightDocument(Document, kind="nightly"):
     """One nightly run; ``cells`` are its jobs."""
 
-    document: Annotated[Literal["urn:mmrepro:nightly:1"], Field(alias="$id")] = (
-        "urn:mmrepro:nightly:1"
-    )
-    schema_version: Literal[1] = 1
     night: Night
     before: str | None
     headline: Facts
@@ -215,24 +210,16 @@ class NightDocument(Document):
     nights: list[Facts]
 
 
-class NightsDocument(Document):
+class NightsDocument(Document, kind="nightly-history"):
     """Each job over the nightly runs, oldest first; one that did not plan it is left out."""
 
-    document: Annotated[Literal["urn:mmrepro:nightly-history:1"], Field(alias="$id")] = (
-        "urn:mmrepro:nightly-history:1"
-    )
-    schema_version: Literal[1] = 1
     nights: list[str]
     cells: list[Facts]
 
 
-class DiffDocument(Document):
+class DiffDocument(Document, kind="nightly-diff"):
     """What changed from one nightly run to another."""
 
-    document: Annotated[Literal["urn:mmrepro:nightly-diff:1"], Field(alias="$id")] = (
-        "urn:mmrepro:nightly-diff:1"
-    )
-    schema_version: Literal[1] = 1
     before: str
     now: str
     events: list[Event]

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import EVIDENCE_DIR, Document, Record
@@ -254,11 +254,9 @@ class JudgedAgain(Record):
         )
 
 
-class JudgeDocument(Document):
+class JudgeDocument(Document, kind="judge"):
     """What ``mmrepro judge --json`` prints."""
 
-    document: Annotated[Literal["urn:mmrepro:judge:1"], Field(alias="$id")] = "urn:mmrepro:judge:1"
-    schema_version: Literal[1] = 1
     judged: list[JudgedAgain]
 
 

@@ -352,7 +352,11 @@ class Redactor:
 def _fields(model: type[BaseModel]) -> list[str]:
     """Fields that may hold any text."""
     fields = model.model_fields.items()
-    return [name for name, field in fields if get_origin(field.annotation) is not Literal]
+    return [
+        name
+        for name, field in fields
+        if get_origin(field.annotation) is not Literal and field.alias != "$id"
+    ]
 
 
 def names_a_secret(name: str) -> bool:

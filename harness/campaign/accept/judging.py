@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import mmrepro
 from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
@@ -32,7 +32,7 @@ from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.signature import Outcome
 from mmrepro.reproducers import reproducer_path
 from mmrepro.tools.check import HostReport, Part as MachinePart
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 EVERYWHERE: frozenset[Device] = frozenset({"cpu", "cuda"})
 CPU_ONLY: frozenset[Device] = frozenset({"cpu"})
@@ -182,13 +182,9 @@ class Part:
         }
 
 
-class PartsDocument(Document):
+class PartsDocument(Document, kind="accept-list"):
     """What ``mmrepro accept --list --json`` prints."""
 
-    document: Annotated[Literal["urn:mmrepro:accept-list:1"], Field(alias="$id")] = (
-        "urn:mmrepro:accept-list:1"
-    )
-    schema_version: Literal[1] = 1
     device: str
     parts: list[dict[str, Any]]
 

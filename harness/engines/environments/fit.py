@@ -12,7 +12,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from mmrepro.base.errors import (
     INSTALL_RUN,
@@ -52,11 +52,9 @@ class FitRow(Record):
     do: Annotated[str, Field(description="what to do; empty: nothing")] = ""
 
 
-class FitReport(Document):
+class FitReport(Document, kind="fit"):
     """What ``mmrepro check --for`` prints. ``fits``: of all rows, the worst."""
 
-    document: Annotated[Literal["urn:mmrepro:fit:1"], Field(alias="$id")] = "urn:mmrepro:fit:1"
-    schema_version: Literal[1] = 1
     engine: str
     release: str
     fits: Fits

@@ -98,11 +98,7 @@ class PartRecord(Record):
         return all(step.whole for step in self.steps)
 
 
-class Acceptance(Document):
-    document: Annotated[Literal["urn:mmrepro:acceptance:1"], Field(alias="$id")] = (
-        "urn:mmrepro:acceptance:1"
-    )
-    schema_version: Literal[1] = 1
+class Acceptance(Document, kind="acceptance"):
     mmrepro_version: str
     created: Moment
     state: Annotated[

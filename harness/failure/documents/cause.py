@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from mmrepro.base.records import Document, Record
 from mmrepro.failure.documents.dumps import DumpReading
@@ -126,11 +126,9 @@ class KnownFailure(Record):
     because: list[str]
 
 
-class LogReading(Document):
+class LogReading(Document, kind="logs"):
     """What a log tells. What is said of the whole is the server's that failed first."""
 
-    document: Annotated[Literal["urn:mmrepro:logs:1"], Field(alias="$id")] = "urn:mmrepro:logs:1"
-    schema_version: Literal[1] = 1
     mmrepro_version: str = ""
     engine: str = ""
     release: str = ""

@@ -320,11 +320,7 @@ class Effect(Record):
     log_bytes_read: int = 0
 
 
-class Diagnosis(Document):
-    document: Annotated[Literal["urn:mmrepro:diagnosis:1"], Field(alias="$id")] = (
-        "urn:mmrepro:diagnosis:1"
-    )
-    schema_version: Literal[1] = 1
+class Diagnosis(Document, kind="diagnosis"):
     mmrepro_version: str = ""
     taken: Moment
     target: TargetFacts

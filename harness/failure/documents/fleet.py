@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from mmrepro.base.records import Document, Moment, Record
 from mmrepro.failure.documents.diagnosis import COULD_NOT_TELL, Certainty, Diagnosis
@@ -108,9 +108,7 @@ class Finding(Record):
     advice: list[str] = []
 
 
-class Fleet(Document):
-    document: Annotated[Literal["urn:mmrepro:fleet:1"], Field(alias="$id")] = "urn:mmrepro:fleet:1"
-    schema_version: Literal[1] = 1
+class Fleet(Document, kind="fleet"):
     mmrepro_version: str = ""
     taken: Moment
     prometheus: str = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from mmrepro.base import units
 from mmrepro.base.errors import UsageError
@@ -21,13 +21,9 @@ from packaging.version import InvalidVersion
 from pydantic import Field
 
 
-class IncidentsDocument(Document):
+class IncidentsDocument(Document, kind="incidents"):
     """What ``mmrepro incidents --json`` prints."""
 
-    document: Annotated[Literal["urn:mmrepro:incidents:1"], Field(alias="$id")] = (
-        "urn:mmrepro:incidents:1"
-    )
-    schema_version: Literal[1] = 1
     found: Annotated[int, Field(description="incidents; the list may have fewer")]
     incidents: list[dict[str, Any]]
     campaigns: list[dict[str, Any]]

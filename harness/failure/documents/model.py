@@ -259,11 +259,7 @@ class ServerFacts(Record):
     pid: int
 
 
-class Incident(Document):
-    document: Annotated[Literal["urn:mmrepro:incident:1"], Field(alias="$id")] = (
-        "urn:mmrepro:incident:1"
-    )
-    schema_version: Literal[1] = 1
+class Incident(Document, kind="incident"):
     mmrepro_version: str
     id: str
     created: Moment

@@ -346,12 +346,9 @@ class ReportFacts(Record):
     said: Annotated[str, Field(description="the verdict in a sentence")] = ""
 
 
-class Replay(CampaignDocument):
+class Replay(CampaignDocument, kind="replay"):
     """One replay: traffic in, findings out."""
 
-    document: Annotated[Literal["urn:mmrepro:replay:1"], Field(alias="$id")] = (
-        "urn:mmrepro:replay:1"
-    )
     origin: Origin
     server: ServerWanted
     requests: Annotated[int, Field(description="of the case, before anything was left out")]
@@ -498,10 +495,9 @@ class SeenOnce(Record):
     sighting: Sighting
 
 
-class Fuzz(CampaignDocument):
+class Fuzz(CampaignDocument, kind="fuzz"):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
-    document: Annotated[Literal["urn:mmrepro:fuzz:1"], Field(alias="$id")] = "urn:mmrepro:fuzz:1"
     server: ServerWanted
     profile: str
     seed: int

@@ -17,7 +17,6 @@ from pydantic import Field
 class CampaignDocument(Document):
     """A campaign, whole or as far as it came."""
 
-    schema_version: Literal[1] = 1
     mmrepro_version: str
     id: str
     created: Moment
@@ -137,12 +136,9 @@ class Side(Record):
     rate: Annotated[float | None, Field(description="how often the failure shows")] = None
 
 
-class Bisection(SearchDocument):
+class Bisection(SearchDocument, kind="bisection"):
     """One search for the release or commit that a failure came in or went with."""
 
-    document: Annotated[Literal["urn:mmrepro:bisection:1"], Field(alias="$id")] = (
-        "urn:mmrepro:bisection:1"
-    )
     by: By
     find: Find
     confidence: float
@@ -286,12 +282,9 @@ class Cure(Record):
     why: str
 
 
-class Ablation(SearchDocument):
+class Ablation(SearchDocument, kind="ablation"):
     """One ablation, whole or as far as it came."""
 
-    document: Annotated[Literal["urn:mmrepro:ablation:1"], Field(alias="$id")] = (
-        "urn:mmrepro:ablation:1"
-    )
     release: str
     fidelity: Fidelity | None = None
     repeat: Annotated[int, Field(description="runs of each cell")] = 1

@@ -143,12 +143,9 @@ class Block(Record):
     error: Annotated[str, Field(description="why it measured nothing")] = ""
 
 
-class Upgrade(CampaignDocument):
+class Upgrade(CampaignDocument, kind="upgrade"):
     """One comparison, whole or as far as it came."""
 
-    document: Annotated[Literal["urn:mmrepro:upgrade:1"], Field(alias="$id")] = (
-        "urn:mmrepro:upgrade:1"
-    )
     server: Annotated[ServerWanted, Field(description="the old side's")]
     new: Annotated[ServerWanted, Field(description="the new side's")]
     origin: Annotated[Origin, Field(description="of the traffic")] = Origin()

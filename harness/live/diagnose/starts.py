@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import psutil
 from mmrepro.base import processes
@@ -63,11 +63,9 @@ class StartState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class StartReading(Document):
+class StartReading(Document, kind="start"):
     """What ``mmrepro why --json`` prints."""
 
-    document: Annotated[Literal["urn:mmrepro:start:1"], Field(alias="$id")] = "urn:mmrepro:start:1"
-    schema_version: Literal[1] = 1
     state: StartState
     sentence: Annotated[str, Field(description="for people")]
     cause: Cause | None = None

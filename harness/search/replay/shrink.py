@@ -66,7 +66,6 @@ class _Guesses:
     """Verdicts that are known or assumed, in place of attempts."""
 
     verdicts: Mapping[str, Verdict]
-    jobs = 1
     left = sys.maxsize
 
     def __call__(self, case: Case, what: str) -> Verdict:
@@ -355,9 +354,11 @@ class Shrinking:
         return self.keep([op for op in self.ids if op not in ids], what)
 
     def _try(self, case: Case, what: str) -> Verdict:
-        if self.test.jobs > 1 and case_digest(case) not in self.test.verdicts:
-            self.test.beside(self._ahead(case, what, self.test.jobs))
-        verdict = self.test(case, what)
+        test = self.test
+        known = test.verdicts
+        if not isinstance(test, _Guesses) and test.jobs > 1 and case_digest(case) not in known:
+            test.beside(self._ahead(case, what, test.jobs))
+        verdict = test(case, what)
         self._note(case, what, verdict)
         return verdict
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from mmrepro.base.records import Document, Fidelity, Record
 from mmrepro.failure.documents import ClaimStatus, Incident
@@ -51,11 +51,7 @@ class JudgedClaim(Record):
         return f"{self.scenario}:{self.id}"
 
 
-class Claims(Document):
-    document: Annotated[Literal["urn:mmrepro:claims:1"], Field(alias="$id")] = (
-        "urn:mmrepro:claims:1"
-    )
-    schema_version: Literal[1] = VERSION
+class Claims(Document, kind="claims"):
     claims: list[JudgedClaim]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from mmrepro.base.records import Document
 from mmrepro.failure.signature import Condition
@@ -14,32 +14,24 @@ from pydantic import Field
 Facts = dict[str, Any]
 
 
-class ListDocument(Document):
+class ListDocument(Document, kind="list"):
     """The known failures; of one that cannot be loaded its name and why, as ``error``."""
 
-    document: Annotated[Literal["urn:mmrepro:list:1"], Field(alias="$id")] = "urn:mmrepro:list:1"
-    schema_version: Literal[1] = 1
     scenarios: list[Facts]
 
 
-class AliveDocument(Document):
+class AliveDocument(Document, kind="alive"):
     """What recorded runs show of the newest releases."""
 
-    document: Annotated[Literal["urn:mmrepro:alive:1"], Field(alias="$id")] = "urn:mmrepro:alive:1"
-    schema_version: Literal[1] = 1
     engines: list[Newest]
     failures: list[Standing]
     broken: Annotated[dict[str, str], Field(description="scenario, and why it cannot be loaded")]
     not_registered: Annotated[list[str], Field(description="recorded, and no scenario here")]
 
 
-class ScenarioDocument(Document):
+class ScenarioDocument(Document, kind="scenario"):
     """One failure mode."""
 
-    document: Annotated[Literal["urn:mmrepro:scenario:1"], Field(alias="$id")] = (
-        "urn:mmrepro:scenario:1"
-    )
-    schema_version: Literal[1] = 1
     name: str
     engine: str
     affected: str

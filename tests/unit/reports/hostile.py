@@ -42,7 +42,7 @@ def plant(value: Any, text: str, *, after: bool = False) -> Any:
         changes = {
             name: plant(getattr(value, name), text, after=after)
             for name, field in type(value).model_fields.items()
-            if get_origin(field.annotation) is not Literal
+            if get_origin(field.annotation) is not Literal and field.alias != "$id"
         }
         return value.model_copy(update=changes)
     if isinstance(value, str) and not isinstance(value, Enum):
