@@ -25,6 +25,7 @@ RUN_MODULES = (
     "referencing",
     "tokenizers",
     "uv",
+    "yaml",
 )
 """What the extra ``run`` of pyproject.toml installs."""
 DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"

@@ -99,7 +99,7 @@ def test_the_modules_of_the_extra_are_those_of_its_packages() -> None:
     packages = {
         line.partition(">")[0] for line in PROJECT["project"]["optional-dependencies"]["run"]
     }
-    assert {{"PIL": "pillow"}.get(name, name) for name in RUN_MODULES} == packages
+    assert {{"PIL": "pillow", "yaml": "pyyaml"}.get(name, name) for name in RUN_MODULES} == packages
 
 
 def test_the_wheel_holds_each_data_file() -> None:
