@@ -213,7 +213,7 @@ def test_lmdeploy_with_an_old_assertion_and_a_key_that_we_lack(
 
     class Refuses(Front):
         def do_POST(self) -> None:
-            self._send(status, b"no")
+            self._send(status, b"Internal Server Error")
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
