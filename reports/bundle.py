@@ -163,18 +163,20 @@ def write_bundle(
             it is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
+    cut = ""
+    if isinstance(made, Incident):
+        made, cut = _bounded(made)
     packer = _Packer(directory, target, force, document_json(made), secrets, max_bytes)
     if isinstance(made, Incident):
-        _add_incident(packer, directory, made)
+        _add_incident(packer, directory, made, cut)
     else:
         _add_replay(packer, directory, made)
     return packer.manifest
 
 
-def _add_incident(packer: _Packer, directory: Path, incident: Incident) -> None:
+def _add_incident(packer: _Packer, directory: Path, incident: Incident, cut: str) -> None:
     redactor = packer.redactor
-    bounded, cut = _bounded(incident)
-    shown = redactor.redact_model(bounded)
+    shown = redactor.redact_model(incident)
     with packer.writing(shown.id, shown.scenario.name):
         size = _size_of(directory / INCIDENT_FILE)
         packer.add(INCIDENT_FILE, document_json(shown), size, cut)
