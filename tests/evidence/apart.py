@@ -297,7 +297,7 @@ def log_of_another_server(incident: Incident) -> bool:
 @apart("identity")
 def log_of_another_engine(incident: Incident) -> bool:
     """In the forms of its lines, as their reader knew them."""
-    other = "vllm" if incident.engine.name != "vllm" else "sglang"
+    other = "sglang" if incident.engine.name != "sglang" else "vllm"
     found = [r for r in results(incident, LogsData, "check") if r.data.engine]
     for result in found:
         result.data.engine = other

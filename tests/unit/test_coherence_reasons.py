@@ -34,7 +34,7 @@ from mmrepro.runs.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
 
 HANG, DEATH, KILLED = "ghost-key-eviction-0.14.0", "embeds-mrope-0.23.0", "top-logprobs-kill-0.5.23"
-PAIR = "pad-value-collision-0.5.6"
+PAIR, BORROWED = "pad-value-collision-0.5.6", "borrowed-faults-ghost-key-lru-0.1"
 LEFT, PLAIN = "abort-by-prefix-0.5.23", "kv-growth-crash-0.6.4"
 Edit = Callable[[Incident], object]
 
@@ -199,6 +199,11 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
      "ended with 1 and has results"),
     ("reproduced_here", HANG, lambda i: i.evidence.reproducers.append(i.evidence.reproducers[0]),
      "reproducers", "two results"),
+    ("logs", HANG, put(of(LogsData), engine="sglang"), "logs", "the lines of sglang"),
+    ("logs", HANG, put(of(LogsData), engine="vllm", release="0.14.0"), "", ""),
+    ("logs", HANG, put(of(LogsData), release="0.15.0"), "logs", "of vllm 0.15.0"),
+    ("logs", BORROWED, put(of(LogsData), engine="vllm"), "", ""),
+    ("logs", BORROWED, put(of(LogsData), engine="sglang"), "logs", "the lines of sglang"),
     ("one_server", HANG, put(of(MetricsData), url="http://127.0.0.1:1/metrics"), "metrics", ":1,"),
     ("one_server", HANG, put(of(HttpData), base_url="http://127.0.0.1:1"), "http", ":1,"),
     ("one_server", HANG, put(of(HttpData), base_url="http://10.0.0.1:43543"), "http", "10.0.0.1"),

@@ -34,7 +34,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.probes.log_forms import ERROR_LEVELS, TRACEBACK, written
+from mmrepro.probes.log_forms import ERROR_LEVELS, FORMS, TRACEBACK, written
 from mmrepro.traffic.evidence import Evidence, Phase, RequestRecord
 
 Doubts = Iterator[tuple[str, str]]
@@ -74,6 +74,8 @@ STARTED = re.compile(r"engine started as process (\d+)")
 EARLY_S = 5.0
 """A process may be so much older than the line that tells of its start."""
 DEAD = ("Z", "X")
+LOG_FORMS = {form.engine for form in FORMS}
+"""Engines whose lines have a form of their own."""
 STOPPED = "T"
 """By a signal; a tracer's own stop is t."""
 LEVELS = ("", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
@@ -722,11 +724,7 @@ def logs(evidence: Evidence, run: Run) -> Doubts:
     for result in evidence.probes:
         if isinstance(result.data, LogsData) and result.ok:
             found = [*_kept(result.data, run), *_dated(result, evidence, run)]
-            whose = (result.data.engine or run.engine.name, result.data.release or run.release)
-            if whose != (run.engine.name, run.release):
-                found.append(
-                    f"it is of {' '.join(whose)}, the run of {run.engine.name} {run.release}"
-                )
+            found += _of_another_engine(result.data, run)
             if result.phase != "control":
                 found += _writers(result.data, evidence)
             for why in found:
@@ -738,6 +736,15 @@ def _lines(data: LogsData) -> list[LogLine]:
     found = [line for lines in data.matches.values() for line in lines]
     found += [*data.errors, *data.stuck_requests, *data.last_by_process.values()]
     return [*found, *(line for line in ends if line is not None)]
+
+
+def _of_another_engine(data: LogsData, run: Run) -> Iterator[str]:
+    own, number = run.engine.name, run.release.partition("+")[0]
+    if data.engine not in ("", own, own if own in LOG_FORMS else "vllm"):  # minivllm has vLLM's
+        yield f"it has the lines of {data.engine}, the run is of {own}"
+    release = "" if run.kernels else data.release.partition("+")[0]  # a tree has its own number
+    if release not in ("", number):
+        yield f"it is of {own} {release}, the run of {number}"
 
 
 def _kept(data: LogsData, run: Run) -> Iterator[str]:
