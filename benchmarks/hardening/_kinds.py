@@ -531,8 +531,11 @@ def spoken(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
     ]
     calls = [
         {"name": "find", "arguments": {"text": rng.choice(made.WORDS)}},
-        {"name": "logs", "arguments": {"path": rng.choice(["server.log", "/proc/self/mem", "."])}},
-        {"name": "report", "arguments": {"incident": rng.choice(["../..", "last", "/etc/passwd"])}},
+        {"name": "logs", "arguments": {"path": rng.choice(["server.log", "no/such.log", "."])}},
+        {
+            "name": "report",
+            "arguments": {"incident": rng.choice(["server.log", "last", "no-such"])},
+        },
         {"name": rng.choice(made.WORDS), "arguments": made.nested(30)},
     ]
     made.put_logs(rng, folder, rng.choice(seeds.logs))

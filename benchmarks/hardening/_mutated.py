@@ -84,6 +84,7 @@ def changed(rng: random.Random, document: Any) -> Any:
     Mostly of the same type: most that are not are refused at once.
     """
     document = copy.deepcopy(document)
+    most = 300
     for _ in range(rng.randint(1, 3)):
         found = places(document)
         if not found:
@@ -103,7 +104,9 @@ def changed(rng: random.Random, document: Any) -> Any:
         elif how == 7 and isinstance(owner, dict):
             owner[rng.choice(WORDS[:9])] = owner[key]
         elif how == 8 and isinstance(owner[key], list):
-            owner[key] = owner[key] * rng.choice((0, 2, 300))
+            times = min(most, rng.choice((0, 2, 300)))
+            most = 300 // max(times, 1)  # lists within lists would be millions
+            owner[key] = owner[key] * times
         else:
             other, place = rng.choice(found)
             if place in other if isinstance(other, dict) else place < len(other):

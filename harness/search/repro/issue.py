@@ -446,17 +446,22 @@ def _without_prompt(text: str) -> str:
     return "\n".join(line for line in lines if not re.match(r"[!%]\w", line))  # a notebook's
 
 
+MOST_CHARS: Final = 65_536
+"""No report on GitHub is longer, and no block in it is read further."""
+
+
 def _without_server(text: str) -> str:
     """The lines of the client in a block that has a server's command and output as well.
 
     Where lines have a shell's prompt, only those with one are typed; else the client's own lines
     are, assignments, functions and their calls, and what belongs to a loop or a condition.
     """
-    lines = _logical(text)
+    lines = _logical(text[:MOST_CHARS])
     typed = any(re.match(r"\s*\$ ", line) for line in lines)
     kept: list[str] = []
     functions: list[str] = []
-    inside = waits = False
+    inside = waits = quoted = fed = False
+    since = compounds = 0  # what is kept before `since` is closed
     for line in lines:
         plain = line if inside else PROMPT.sub("", line)
         if not inside and is_server_command(plain):
@@ -469,11 +474,15 @@ def _without_server(text: str) -> str:
             functions.append(begins[1] or begins[2])
         called = re.match(r"\s*([\w-]+)", plain)
         command = _CLIENT_LINE.match(plain) or (called is not None and called[1] in functions)
-        shell = plain != line if typed else _SHELL_LINE.match(plain) or _in_compound(kept)
+        shell = plain != line if typed else _SHELL_LINE.match(plain) or compounds > 0
         if inside or command or begins or shell:
             kept.append(plain)
-            so_far = "\n".join(kept)
-            inside = _in_quotes(so_far) or _in_heredoc(so_far) or _in_function(kept)
+            compounds += len(_BEGINS.findall(plain)) - len(_ENDS.findall(plain))
+            if fed or re.search("['\"]|<<", plain):  # no other line opens or closes anything
+                so_far = "\n".join(kept[since:])
+                quoted, fed = _in_quotes(so_far), _in_heredoc(so_far)
+            inside = quoted or fed or _in_function(kept[since:])
+            since = since if inside else len(kept)
     return "\n".join(kept).strip() + "\n"
 
 
@@ -491,11 +500,6 @@ _SHELL_LINE: Final = re.compile(
 )
 _BEGINS: Final = re.compile(rf"(?:^|;|&&|\bdo\b|\bthen\b)\s*{_COMPOUND}")
 _ENDS: Final = re.compile(r"(?:^|;)\s*(?:done|fi)\b")
-
-
-def _in_compound(kept: Sequence[str]) -> bool:
-    """Whether a loop or a condition is open."""
-    return sum(len(_BEGINS.findall(line)) - len(_ENDS.findall(line)) for line in kept) > 0
 
 
 def _in_function(kept: Sequence[str]) -> bool:

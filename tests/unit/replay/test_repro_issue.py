@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 
 import pytest
 from mmrepro.failure.documents.replay import FindingClass
@@ -381,3 +382,12 @@ def test_a_report_of_another_engine_is_named() -> None:
     issue = read_issue(text)
     assert (issue.other_engine, issue.engine) == ("Ollama", "")
     assert not read_issue(form()).other_engine
+
+
+@pytest.mark.parametrize(
+    "client", ["cat <<EOF\n" + "a\n" * 30_000, "curl 'x\n" + "a b\n" * 16_000, 'echo "\n' * 6000]
+)
+def test_a_long_block_takes_no_long_time(client: str) -> None:
+    began = time.process_time()
+    read_issue(f"```sh\nvllm serve m --port 8000\n{client}\n```\n")
+    assert time.process_time() - began < 5
