@@ -4,7 +4,9 @@
 of them again and compare; ``python tests/evidence/record.py --verdicts`` writes the table anew.
 """
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ def judged(incidents: Mapping[str, Incident], *, by_conditions: bool = False) ->
     """
     held = (lambda evidence, _: ({}, evidence)) if by_conditions else judge.held
     with (
+        tempfile.TemporaryDirectory() as empty,
+        contextlib.chdir(empty),  # no run of the checkout has a name like these
         patch("mmrepro.reports.load", lambda path: incidents[path.name]),
         patch.object(judge, "held", held),
     ):

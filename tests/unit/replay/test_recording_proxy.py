@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -245,6 +246,7 @@ open("/tmp/of-the-client", "w").write("x")
 
 
 @pytest.mark.skipif(not _can_unshare(), reason="the kernel gives no network of its own")
+@pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="this Python lies below /tmp")
 def test_a_client_finds_what_it_reads_and_has_a_tmp_of_its_own(server: int) -> None:
     with beside(None, READS, "client.py") as folder, RecordingProxy(server, "tiny") as proxy:
         made = run_client(ClientWanted(("python3", "client.py"), folder, script=READS), proxy)
