@@ -230,13 +230,13 @@ def _addresses(text: str) -> Iterator[Span]:
     if text.count(".") > 2:
         yield from _version_4(text)
     yield from _version_6(text)
-    yield from (match.span() for match in _CARDS_OWN.finditer(text))
+    yield from (match.span() for match in _NETWORK_CARDS.finditer(text))
 
 
-_CARDS_OWN: Final = re.compile(
+_NETWORK_CARDS: Final = re.compile(
     r"(?<![\w:-])[0-9A-Fa-f]{2}([:-])[0-9A-Fa-f]{2}(?:\1[0-9A-Fa-f]{2}){4}(?![\w:-])"
 )
-"""Of network cards."""
+"""Addresses of network cards (MAC), with colons or dashes."""
 
 
 def _forwarded(text: str) -> Iterator[Span]:

@@ -51,6 +51,27 @@ def fact(name: str, value: float | None) -> Edit:
     return lambda incident: incident.evidence.facts.update({name: value})
 
 
+def reproducer(name: str, **changed: str | float) -> Edit:
+    """What a script found of the engine's own code is something else."""
+
+    def edit(incident: Incident) -> None:
+        for one in incident.evidence.reproducers:
+            if one.name == name:
+                one.facts.update(changed)
+
+    return edit
+
+
+def unread(name: str) -> Edit:
+    """The script could not be run."""
+
+    def edit(incident: Incident) -> None:
+        kept = [one for one in incident.evidence.reproducers if one.name != name]
+        incident.evidence.reproducers = kept
+
+    return edit
+
+
 def released(release: str) -> Edit:
     return lambda incident: setattr(incident.engine, "release", release)
 

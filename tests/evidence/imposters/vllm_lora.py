@@ -13,29 +13,11 @@ from mmrepro.scenarios.lora_no_adapter import (
 )
 
 from imposters import Imposter
-from imposters.vllm_edits import Edit, fact, labelled
+from imposters.vllm_edits import fact, labelled, reproducer, unread
 from imposters.vllm_silent import answered_as
 
 RUN, SPARE = "lora-no-adapter-0.32.0", "lora-no-adapter-spare-slot"
 DIFFERENT, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
-
-
-def reproducer(**changed: float) -> Edit:
-    """What the script found of the engine's own functions."""
-
-    def edit(incident: Incident) -> None:
-        for one in incident.evidence.reproducers:
-            if one.name == REPRODUCER:
-                one.facts.update(changed)
-
-    return edit
-
-
-def unread(incident: Incident) -> None:
-    """The script could not be run."""
-    incident.evidence.reproducers = [
-        one for one in incident.evidence.reproducers if one.name != REPRODUCER
-    ]
 
 
 def ended_late(incident: Incident) -> None:
@@ -53,10 +35,12 @@ def one_token(incident: Incident) -> None:
 
 IMPOSTERS = [
     Imposter("lora: the functions are sound", RUN, "other-cause",
-        "index -1 adds nothing: the answer was swapped elsewhere", reproducer(without_adapter=0.0),
+        "index -1 adds nothing: the answer was swapped elsewhere",
+        reproducer(REPRODUCER, without_adapter=0.0),
         DIFFERENT, ("alone-spared",)),
     Imposter("lora: the script was not run", RUN, "absent-probe",
-        "nobody asked the engine's own functions", unread, UNDECIDED, ("alone-spared",)),
+        "nobody asked the engine's own functions", unread(REPRODUCER), UNDECIDED,
+        ("alone-spared",)),
     Imposter("lora: nobody's answer", RUN, "other-cause",
         "the answer is the adapter's but for its last token", one_token, DIFFERENT,
         ("alone-spared",)),

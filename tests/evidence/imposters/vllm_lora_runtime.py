@@ -21,30 +21,12 @@ from mmrepro.scenarios.lora_runtime import (
 )
 
 from imposters import Imposter
-from imposters.vllm_edits import Edit, fact, labelled
+from imposters.vllm_edits import Edit, fact, labelled, reproducer, unread
 from imposters.vllm_silent import answered_as
 
 RELOAD, OFF = "lora-reload-0.25.0", "lora-reload-no-prefix-caching"
 ADDED, SPARE = "lora-added-0.25.0", "lora-added-spare-slots"
 DIFFERENT, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
-
-
-def reproducer(**changed: object) -> Edit:
-    """What the script found of the engine's own functions."""
-
-    def edit(incident: Incident) -> None:
-        for one in incident.evidence.reproducers:
-            if one.name == REPRODUCER:
-                one.facts.update(changed)
-
-    return edit
-
-
-def unread(incident: Incident) -> None:
-    """The script could not be run."""
-    incident.evidence.reproducers = [
-        one for one in incident.evidence.reproducers if one.name != REPRODUCER
-    ]
 
 
 def asked(label: str, **fields: object) -> Edit:
@@ -76,9 +58,9 @@ def loaded_late(incident: Incident) -> None:
 IMPOSTERS = [
     Imposter("reload: hashed by more than the name", RELOAD, "other-cause",
         "another path gives another hash: what was shared is of something else",
-        reproducer(another_path_same_key=False), DIFFERENT, ("stale", "salt")),
+        reproducer(REPRODUCER, another_path_same_key=False), DIFFERENT, ("stale", "salt")),
     Imposter("reload: the script was not run", RELOAD, "absent-probe",
-        "nobody asked the engine's own function", unread, UNDECIDED, ("stale", "salt")),
+        "nobody asked the engine's own function", unread(REPRODUCER), UNDECIDED, ("stale", "salt")),
     Imposter("reload: nothing of it was cached", RELOAD, "other-cause",
         "the prompt was computed anew, and the answer is wrong: not by the cache",
         asked(RELOADED, cached_tokens=0), DIFFERENT, ("key", "salt")),
@@ -98,9 +80,9 @@ IMPOSTERS = [
         answered_as(AGAIN, OF_A), UNDECIDED),
     Imposter("added: slots are looked at", ADDED, "other-cause",
         "the engine's function notices the move: the answers turn of something else",
-        reproducer(refreshed_after_a_move=1), DIFFERENT, ("passes",)),
+        reproducer(REPRODUCER, refreshed_after_a_move=1), DIFFERENT, ("passes",)),
     Imposter("added: the script was not run", ADDED, "absent-probe",
-        "nobody asked the engine's own function", unread, UNDECIDED, ("passes",)),
+        "nobody asked the engine's own function", unread(REPRODUCER), UNDECIDED, ("passes",)),
     Imposter("added: wrong from its first token", ADDED, "other-cause",
         "an answer was another one before anything was loaded", turned_early, DIFFERENT,
         ("passes",)),

@@ -5,28 +5,10 @@ from mmrepro.failure.signature import Outcome
 from mmrepro.scenarios.tool_stream import ALONE, REPRODUCER, STREAMED, WHOLE
 
 from imposters import Imposter
-from imposters.vllm_edits import Edit, labelled
+from imposters.vllm_edits import Edit, labelled, reproducer, unread
 
 RUN, WITHOUT = "tool-arguments-dropped-0.33.0", "tool-arguments-dropped-not-streamed"
 DIFFERENT, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
-
-
-def reproducer(**changed: object) -> Edit:
-    """What the script found of the engine's own parsers."""
-
-    def edit(incident: Incident) -> None:
-        for one in incident.evidence.reproducers:
-            if one.name == REPRODUCER:
-                one.facts.update(changed)
-
-    return edit
-
-
-def unread(incident: Incident) -> None:
-    """The script could not be run."""
-    incident.evidence.reproducers = [
-        one for one in incident.evidence.reproducers if one.name != REPRODUCER
-    ]
 
 
 def given(label: str, arguments: str) -> Edit:
@@ -54,9 +36,10 @@ def no_calls(label: str) -> Edit:
 IMPOSTERS = [
     Imposter("tools: the parser is sound", RUN, "other-cause",
         "the engine's own parser keeps the arguments: a proxy dropped them",
-        reproducer(xlam_streamed='{"at": "moon"}'), DIFFERENT, ("hunyuan", "only-streamed")),
+        reproducer(REPRODUCER, xlam_streamed='{"at": "moon"}'), DIFFERENT,
+        ("hunyuan", "only-streamed")),
     Imposter("tools: the script was not run", RUN, "absent-probe",
-        "nobody asked the engine's own parser", unread, UNDECIDED, ("only-streamed",)),
+        "nobody asked the engine's own parser", unread(REPRODUCER), UNDECIDED, ("only-streamed",)),
     Imposter("tools: the model said so", RUN, "other-cause",
         "the model itself calls the second tool without arguments", given(WHOLE, "{}"), DIFFERENT,
         ("hunyuan",)),
