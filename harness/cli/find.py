@@ -99,7 +99,7 @@ def _is_file(text: str) -> bool:
 
 
 def _in_file(path: Path) -> list[Found]:
-    """Of a log the engine's own words count, not its clients'.
+    """Of a log the engine's own words count, not its clients'; what ended it is as ``logs`` says.
 
     Raises:
         UsageError: it cannot be read, or is no text.
@@ -107,15 +107,19 @@ def _in_file(path: Path) -> list[Found]:
     import tempfile
 
     from mmrepro.base.errors import UsageError
+    from mmrepro.failure.documents.cause import CauseClass
+    from mmrepro.live.diagnose.log_reading import NO_CAUSE, matched_in, read_logs
     from mmrepro.probes.base import run_probe
     from mmrepro.probes.data import DumpKind, LogPattern
     from mmrepro.probes.dumps import kind_of, text_of
     from mmrepro.probes.log_files import kept
     from mmrepro.probes.logs import LogsProbe
-    from mmrepro.tools.catalogue.find import find as search
+    from mmrepro.tools.catalogue.find import Found, find as search
 
     entries = known()
-    patterns = {p.regex: LogPattern(p.regex, *p.texts) for e in entries for p in e.patterns}
+    classes = {entry.name: entry for entry in entries if entry.kind == "class"}
+    failures = [entry for entry in entries if entry.kind != "class"]
+    patterns = {p.regex: LogPattern(p.regex, *p.texts) for e in failures for p in e.patterns}
     with tempfile.TemporaryDirectory(prefix="mmrepro-find-") as folder:
         [file] = kept([path], Path(folder))
         kind = kind_of(file)
@@ -124,9 +128,20 @@ def _in_file(path: Path) -> list[Found]:
         if kind is not None:
             return search(text_of(file), entries)
         result = run_probe(LogsProbe(file, patterns), Path(folder), DEADLINE_S)
-    if result.data is None or not result.data.bytes_read:
-        raise UsageError(f"{path} could not be read: {result.reason}.", hint="mmrepro find TEXT")
-    return search("", entries, matched=result.data.match_counts)
+        if result.data is None or not result.data.bytes_read:
+            why = result.reason or "there is nothing in it"
+            raise UsageError(f"{path} could not be read: {why}.", hint="mmrepro find TEXT")
+        cause = read_logs([file], alone=True).cause
+        if cause.name is CauseClass.NOT_A_LOG:
+            return search(text_of(file), entries)
+    found = search("", failures, matched=matched_in(result.data))
+    named = cause.name not in {*NO_CAUSE, CauseClass.ENGINE_DEFECT}
+    if named and (entry := classes.get(cause.name.value)):
+        because = f"line {cause.line}: {cause.exception}" if cause.exception else cause.sentence
+        found.append(
+            Found(entry, "perhaps" if cause.certainty == "possible" else "this", [because])
+        )
+    return sorted(found, key=lambda one: one.sure != "this")
 
 
 def _lines(asked: str, found: list[Found], *, full: bool) -> Iterator[str]:

@@ -18,6 +18,7 @@ from mmrepro.scenario.registry import scenario_names
 from mmrepro.tools.catalogue.find import (
     INDEX,
     Entry,
+    Matched,
     Pattern,
     entries,
     find,
@@ -208,8 +209,9 @@ def test_more_that_speaks_for_it_comes_first():
     assert [f.entry.name for f in find("a1b", MADE)] == ["one"]
     first = find("first thing breaks", MADE)[0]
     assert (first.entry.name, first.sure) == ("one", "perhaps")
-    assert find("", MADE, matched={r"a\d+b": 3})[0].because == ["its p, 3 lines: a"]
-    assert find("", MADE, matched={r"a\d+b": 0}) == []
+    logged = find("", MADE, matched={r"a\d+b": Matched(3, 7, "so a1b: \x00\x00")})
+    assert logged[0].because == ["its p, line 7, and 2 more: a1b"]
+    assert find("", MADE, matched={"b": Matched(1, 1, "a1b")}) == []
 
 
 @settings(max_examples=150, deadline=None)
@@ -281,6 +283,23 @@ def test_of_a_log_the_engines_words_count_and_a_clients_do_not(tmp_path):
     log.write_text(said)
     assert run(str(log)).exit_code == 1
     assert run("-", input=f"{MARKED}{words}\n").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        (f"{MARKED}Connection reset by peer\nINFO 11-24 18:12:19 [loggers.py:1] Engine 000: ok\n",
+         1, "nothing that mmrepro knows"),
+        (f"{MARKED}IndexError: x\n{MARKED}EngineCore encountered a fatal error.\n",
+         1, "nothing that mmrepro knows"),
+        (f"{MARKED}torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB\n",
+         0, "because    line 1: torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB"),
+    ],
+)  # fmt: skip
+def test_what_ended_a_server_is_as_logs_says_it(tmp_path, lines, code, said):
+    (tmp_path / "server.log").write_text(lines)
+    done = run(str(tmp_path / "server.log"))
+    assert (done.exit_code, said in done.stdout) == (code, True), done.stdout
 
 
 def test_of_a_dump_the_frames_count(tmp_path):

@@ -21,7 +21,7 @@ from mmrepro.probes.dumps import Dump, stacks_in_log
 from mmrepro.probes.log_files import kept, logs_in, with_rotated
 from mmrepro.probes.logs import LogsProbe, identify
 from mmrepro.probes.stack_texts import NEEDLES
-from mmrepro.tools.catalogue.find import find
+from mmrepro.tools.catalogue.find import Matched, find
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 PEEK_BYTES = 1 << 20
@@ -94,7 +94,7 @@ def read_logs(
 def _known(result: ProbeResult[LogsData], server: ServerInLog) -> list[KnownFailure]:
     """Scenarios whose own words stand there, of a release that has the failure."""
     data = _named_by_expression(result).data
-    found = find("", matched=data.match_counts if data else {})
+    found = find("", matched=matched_in(data) if data else {})
     return [
         KnownFailure(
             scenario=one.entry.name,
@@ -107,6 +107,15 @@ def _known(result: ProbeResult[LogsData], server: ServerInLog) -> list[KnownFail
         if one.entry.kind == "scenario" and one.sure == "this"
         if server.engine in ("", one.entry.engine) and _affects(one.entry.affected, server.release)
     ][:3]
+
+
+def matched_in(data: LogsData) -> dict[str, Matched]:
+    """What the catalogue is asked with, by the name of the pattern."""
+    return {
+        name: Matched(data.match_counts[name], lines[0].number, lines[0].own_words)
+        for name, lines in data.matches.items()
+        if lines
+    }
 
 
 def _affects(affected: str, release: str) -> bool:

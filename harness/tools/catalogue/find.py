@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 INDEX = Path(__file__).with_name("index.json")
 """Made by ``python -m mmrepro.cli.find_index``; a test holds it against the scenarios."""
@@ -96,6 +96,15 @@ class Entry:
     words: str = ""
 
 
+class Matched(NamedTuple):
+    """Lines of a log that match an expression: how many, and the first one's number and own words,
+    without a client's."""
+
+    count: int
+    number: int
+    words: str
+
+
 @dataclass
 class Found:
     entry: Entry
@@ -136,18 +145,18 @@ def entries() -> tuple[Entry, ...]:
 
 
 def find(
-    text: str, among: Sequence[Entry] = (), *, matched: Mapping[str, int] | None = None
+    text: str, among: Sequence[Entry] = (), *, matched: Mapping[str, Matched] | None = None
 ) -> list[Found]:
     """What ``text`` belongs to, surest and best first; []: nothing is known of it.
 
     Args:
         among: what is looked through; (): the index.
-        matched: of a log, in place of its text: how many of its lines match each expression.
+        matched: of a log, in place of its text: the lines that match each expression.
     """
     known = among or entries()
     text = text[-MAX_CHARS:]
     named = _by_reference(text, known)
-    patterns = _by_pattern(text, known) if matched is None else _of_counts(matched, known)
+    patterns = _by_pattern(text, known) if matched is None else _of_lines(matched, known)
     sure = _merged([*named, *patterns])
     taken = {(f.entry.kind, f.entry.name) for f in sure}
     perhaps = [f for f in _by_words(text, known) if (f.entry.kind, f.entry.name) not in taken]
@@ -256,18 +265,23 @@ def _matches(pattern: Pattern, line: str) -> bool:
     return re.search(pattern.regex, line) is not None
 
 
-def _of_counts(matched: Mapping[str, int], known: Iterable[Entry]) -> list[Found]:
+def _of_lines(matched: Mapping[str, Matched], known: Iterable[Entry]) -> list[Found]:
     found = []
     for entry in known:
-        hits = [p for p in entry.patterns if matched.get(p.regex)]
-        because = [
-            f"its {p.name}, {matched[p.regex]} lines: {' | '.join(p.texts) or p.regex}"[:200]
-            for p in hits
-        ]
+        hits = [p for p in entry.patterns if p.regex in matched]
+        because = [f"its {p.name}, {_first(p, matched[p.regex])}" for p in hits]
         if hits:
             sure = any(p.sure for p in hits) or len(hits) > 1
             found.append(_counted(entry, because, sure=sure))
     return found
+
+
+def _first(pattern: Pattern, lines: Matched) -> str:
+    """``line 12: AssertionError: Expected a cached item``, and how many more there are."""
+    fits = re.search(pattern.regex, lines.words)
+    words = fits[0].strip() if fits else " | ".join(pattern.texts)
+    more = f", and {lines.count - 1} more" if lines.count > 1 else ""
+    return f"line {lines.number}{more}: {words[:100]}"
 
 
 def _counted(entry: Entry, because: list[str], *, sure: bool) -> Found:
