@@ -36,6 +36,7 @@ from mmrepro.scenario.registry import load_scenario
 HANG, DEATH, KILLED = "ghost-key-eviction-0.14.0", "embeds-mrope-0.23.0", "top-logprobs-kill-0.5.23"
 PAIR, BORROWED = "pad-value-collision-0.5.6", "borrowed-faults-ghost-key-lru-0.1"
 LEFT, PLAIN = "abort-by-prefix-0.5.23", "kv-growth-crash-0.6.4"
+ADDED, TREE = "lora-added-0.25.0", "tool-arguments-dropped-0.33.0"
 Edit = Callable[[Incident], object]
 
 
@@ -328,6 +329,10 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("silence", HANG, put(asked(FILL), completion_tokens=4), "requests", "came late or still"),
     ("silence", HANG, put(of(InferenceData), status=504), "inference", "504 is said by"),
     ("silence", HANG, put(of(InferenceData), answered=True, status=200), "inference", "and failed"),
+    ("in_turn", HANG, put(asked("gate: image 2"), phase="check"),
+     "requests", "and was sent after the check"),
+    ("order", KILLED, put(asked("after: a new text"), phase="stop"),
+     "requests", "of the stop, and was at another time"),
     # what it holds
     ("images", PAIR, put(asked("A first"), images=[]), "requests", "is without A"),
     ("sums", HANG, put(asked("fill 1"), cached_tokens=248), "", ""),
@@ -396,6 +401,13 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
                               for x in {id(x): x for x in lines(data(i, LogsData))}.values()],
      "logs", "before the trigger's first request"),
     ("logs", HANG, far_away, "logs", "of another day"),
+    ("logs", ADDED, lambda i: [shifted(x, timedelta(days=-1))
+                               for x in {id(x): x for x in lines(data(i, LogsData))}.values()],
+     "logs", "is older than the run"),
+    ("logs", TREE, put(of(LogsData), release="0.1.0"), "logs", "is of vllm 0.1.0"),
+    ("logs", TREE, put(of(LogsData), release="0.32.0"), "", ""),
+    ("logs", TREE, put(of(LogsData), release="0.33.1.dev7+g0efb294e0"), "", ""),
+    ("logs", ADDED, put(of(LogsData), release="0.25.1.dev7"), "logs", "is of vllm 0.25.1.dev7"),
     ("logs", HANG, anothers_traceback, "logs", "goes on with another's traceback"),
     ("frames", HANG, lambda i: [setattr(f, "file", "my_plugin/x.py") for t in sample()(i).threads
                                 for f in t.frames if f.file.startswith("vllm")],

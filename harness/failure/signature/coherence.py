@@ -433,8 +433,9 @@ def order(evidence: Evidence, run: Run) -> Doubts:
         place = ORDER[phase]
         begin = max((at for earlier, at in begins.items() if earlier <= place), default=None)
         end = min((at for later, at in begins.items() if later > place), default=None)
-        if (begin is not None and moment.mono < begin - TURN_S) or (
-            end is not None and moment.mono > end + TURN_S
+        turn = 0.0 if what == "requests" else TURN_S
+        if (begin is not None and moment.mono < begin - turn) or (
+            end is not None and moment.mono > end + turn
         ):
             yield what, f"it is called one of the {phase}, and was at another time"
         if not begins and any(
@@ -454,6 +455,8 @@ def in_turn(evidence: Evidence, run: Run) -> Doubts:
     for a, b in pairwise(by_id):
         if a.sent.mono > b.sent.mono + TURN_S:
             yield "requests", f"{b.label!r} was sent before {a.label!r}, and is numbered after it"
+        if ORDER.get(a.phase, 0) > ORDER.get(b.phase, 0):
+            yield "requests", f"{b.label!r} is of the {b.phase}, and was sent after the {a.phase}"
     for a, b in pairwise(records):
         if _ended(a) > _ended(b) + SLACK_S:
             yield "requests", f"{a.label!r} ended after {b.label!r}, and stands before it"
@@ -742,8 +745,9 @@ def _of_another_engine(data: LogsData, run: Run) -> Iterator[str]:
     own, number = run.engine.name, run.release.partition("+")[0]
     if data.engine not in ("", own, own if own in LOG_FORMS else "vllm"):  # minivllm has vLLM's
         yield f"it has the lines of {data.engine}, the run is of {own}"
-    release = "" if run.kernels else data.release.partition("+")[0]  # a tree has its own number
-    if release not in ("", number):
+    release = data.release.partition("+")[0]
+    tree = run.kernels and (release == run.kernels or "dev" in release)  # it has its own number
+    if release not in ("", number) and not tree:
         yield f"it is of {own} {release}, the run of {number}"
 
 
@@ -833,6 +837,10 @@ def _dated(result: ProbeResult, evidence: Evidence, run: Run) -> Iterator[str]: 
         zone = -((read - newest + timedelta(seconds=1)) // ZONE) * ZONE
     if abs(zone) > FARTHEST or newest - zone > read + timedelta(seconds=1):
         yield f"it is of another day: its last line is of {newest}, it was read at {read}"
+    if run.utc_offset_s is not None and run.began is not None:
+        began = run.began.wall.astimezone(UTC).replace(tzinfo=None) + zone
+        if newest < began - timedelta(seconds=1):
+            yield f"it is older than the run: its last line is of {newest}, the run began {began}"
     sent = [r.sent.wall for r in evidence.requests_in("trigger")]
     if not sent or evidence.never_ready:
         return
