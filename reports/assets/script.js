@@ -95,10 +95,14 @@
     window.addEventListener("pointerup", (event) => { if (from !== null) { select(from, at(event)); from = null; } });
   }
 
-  // Commands have a button that copies them.
+  // Commands have a button that copies them, and are broken between words: an option stays whole.
   for (const text of document.querySelectorAll("[data-copy]")) {
     const button = make("button", "copy", { type: "button", class: "copy" });
     const command = text.textContent;
+    if (!command.includes("\n")) {
+      text.replaceChildren(...command.split(/( +)/).map(
+        (word) => word.trim() ? make("span", word, { class: "word" }) : word));
+    }
     button.addEventListener("click", async () => {
       try {
         await navigator.clipboard.writeText(command);
