@@ -72,8 +72,8 @@ def _card(incident: Incident) -> Iterator[b.Block]:
         where = f", {incident.scenario.where} alone" if incident.scenario.where else ""
         known = f"Affected releases: {incident.scenario.affected}{where}"
         helps = next((m for m in incident.mitigations if not m.hides and reproduced), None)
-        how = ("; workaround ", b.code(helps.name), f": {helps.description}") if helps else ""
-        yield b.p(known, how)
+        does = b.prose(f": {helps.description}") if helps else ()
+        yield b.p(known, ("; workaround ", b.code(helps.name), *does) if helps else "")
     if incident.left_behind:
         yield b.p(f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", tone="bad")
 
@@ -203,7 +203,8 @@ def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iter
         some = [c for c in given if (c.truth is Truth.MET) is met]
         rows = []
         for c in some:
-            truth, name = b.toned(*words.TRUTHS[c.truth]), (c.statement, " ", b.code(c.id))
+            truth = b.toned(*words.TRUTHS[c.truth])
+            name = (*b.prose(c.statement), " ", b.code(c.id))
             files = (f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4])
             cells = (truth, c.observed, name, words.part_words(c), b.codes(files))
             anchor = b.slug(f"condition-{prefix}{c.id}")
@@ -264,7 +265,7 @@ def _mitigations(incident: Incident) -> list[b.Block]:
     rows = []
     for m in incident.mitigations:
         told = words.effective_words(m) + (f": {m.observed}" if m.observed else "")
-        rows.append((b.code(m.name), told, m.description, b.code(m.command)))
+        rows.append((b.code(m.name), told, b.prose(m.description), b.code(m.command)))
     return b.table("mitigation:name | this run | what it does | try it", rows, "mitigations")
 
 
