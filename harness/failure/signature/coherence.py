@@ -64,8 +64,9 @@ PICTURE = re.compile(r"\b(?:image|picture|photo)s?\b")
 FEW = 64
 """A text has at most one token a character, and the tokens of the chat template. That is found from
 texts of so few characters; an image has more tokens than as many besides."""
-OUTSIDE = (9, 15, 2, 1)
-"""Signals that somebody sends; a crash raises others in its own process."""
+OUTSIDE = (9, 15, 2, 1, 3, 10, 12, 24, 30)
+"""Signals that somebody sends: KILL, TERM, INT, HUP, QUIT, a batch system's USR1 and USR2, XCPU of
+a limit, PWR. A crash raises others in its own process."""
 GATEWAY = (502, 504, *range(520, 600))
 """No engine answers with these; 520 and on are content delivery networks' own."""
 ENVIRONMENT = re.compile(r"environments/([^/\s]+)/")

@@ -31,7 +31,8 @@ CORE_ALIVE = "core_alive"
 KEYS = re.compile(
     r"auth(?:entication|ori[sz]ation)?[ _]?error|(?:api|virtual|access)[ _-]?key|unauthori[sz]ed|"
     r"invalid token|litellm|llm provider|upstream|no healthy|deployments? (?:available|found)|"
-    r"provider returned|(?:one|new)[_-]api|budget has been exceeded|quota|billing|rate limit|no route",
+    r"provider returned|(?:one|new)[_-]api|budget has been exceeded|quota|billing|rate limit|"
+    r"no route",
     re.IGNORECASE,
 )
 """Words of gateways: of the client's key, and of the servers that they know."""
