@@ -295,15 +295,16 @@ def tried(served: Served, share: float, seed: int) -> bool:
             *served.args,
             mode=StartMode.FORK,
             env=ONE_THREAD,
+            within_s=600,
         ) as server,
     ):
-        ask(server.url)
+        ask(server.url, timeout=180)
         harmless = product(CARRIERS, ("hello you", "hello\nyou", '{"hello": "you"}'))
         list(pool.map(lambda one: sent(server, *one), harmless))
         before, usual = named(server, folder / "before"), matched(server.log)
         todo = list(planned(chance, share))
         statuses = list(pool.map(lambda one: sent(server, *one), todo))
-        ask(server.url)
+        ask(server.url, timeout=180)
         after, met = named(server, folder / "after"), matched(server.log) - usual
         log = server.log.read_text(errors="replace")
         alive = answers(server.url + "/health")
