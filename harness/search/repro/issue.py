@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import yaml
+from mmrepro.base.machine.files import read_yaml
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
 from mmrepro.search.repro.server_command import (
@@ -248,9 +248,8 @@ def _configured(command: str, blocks: Sequence[Block]) -> str:
     shown = _named(blocks).get(given[1].rpartition("/")[2]) if given else None
     if given is None or shown is None:
         return command
-    try:
-        options = yaml.safe_load(shown)
-    except yaml.YAMLError:
+    options = next(iter(read_yaml(shown)), None)
+    if options is None:
         return command
     words = []
     for name, value in options.items() if isinstance(options, dict) else ():
@@ -397,7 +396,9 @@ def _is_python(text: str) -> bool:
     return True
 
 
-_FILE_NAME: Final = re.compile(r"[\w./-]*\w\.(?:json|jsonl|txt|py|ya?ml|jinja|csv)\b")
+_FILE_NAME: Final = re.compile(
+    r"(?<![\w./-])[\w./-]{0,255}(?<=\w)\.(?:json|jsonl|txt|py|ya?ml|jinja|csv)\b"
+)
 _RUN: Final = re.compile(
     r"^\s*(?:[$>%]\s+)?(?:\w+=\S*\s+)*python[\d.]*\s+(\S+\.py)\b[^\n]*", re.MULTILINE
 )

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from mmrepro.base.errors import UsageError, did_you_mean
+from mmrepro.base.machine.files import read_yaml
 from mmrepro.base.text.redact import names_a_secret
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Replaced
@@ -348,12 +348,7 @@ def of_manifest(text: str) -> str:
     begin = re.search(r"^[ \t]*(?:- )?[\w\"'-]+:(?:\s|$)", text, re.MULTILINE)
     plain = textwrap.dedent(text[begin.start() if begin else 0 :])
     quoted = _BARE.sub(lambda found: found[1] + json.dumps(found[2]), plain)
-    for written in (plain, quoted):
-        try:
-            documents = list(yaml.safe_load_all(written))
-            break
-        except yaml.YAMLError:
-            documents = []
+    documents = read_yaml(plain) or read_yaml(quoted)
     for one in _containers(documents):
         if not _IMAGE.match(str(one["image"])):
             continue
@@ -362,12 +357,13 @@ def of_manifest(text: str) -> str:
             variables = [f"{name}={value}" for name, value in variables.items()]
         pairs = [
             f"{v['name']}={v.get('value', '')}" if isinstance(v, dict) and "name" in v else str(v)
-            for v in variables
+            for v in (variables if isinstance(variables, list) else [])
         ]
         words = [word for pair in pairs for word in ("-e", pair)] + [str(one["image"])]
         for key in ("entrypoint", "command", "args"):
             given = one.get(key) or []
-            words += _split(given) if isinstance(given, str) else map(str, given)
+            listed = given if isinstance(given, list) else [given]
+            words += _split(given) if isinstance(given, str) else map(str, listed)
         return shlex.join(["docker", "run", *words])
     return ""
 

@@ -385,7 +385,14 @@ def test_a_report_of_another_engine_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "client", ["cat <<EOF\n" + "a\n" * 30_000, "curl 'x\n" + "a b\n" * 16_000, 'echo "\n' * 6000]
+    "client",
+    [
+        "cat <<EOF\n" + "a\n" * 30_000,
+        "curl 'x\n" + "a b\n" * 16_000,
+        'echo "\n' * 6000,
+        f"curl http://localhost:8000/v1/completions -d '\n{'A' * 60_000}\n'",
+    ],
+    ids=["heredoc", "quotes", "open quotes", "one word"],
 )
 def test_a_long_block_takes_no_long_time(client: str) -> None:
     began = time.process_time()
