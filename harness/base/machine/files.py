@@ -135,14 +135,17 @@ def _within_limits(value: Any, depth: int = 0) -> None:
         raise ValueError("a number of more than 63 bits")
 
 
+MAX_YAML_CHARS: Final = 1 << 18
 MOST_VALUES_YAML: Final = 20_000
 
 
 def read_yaml(text: str) -> list[Any]:
-    """The documents of YAML; none where it is not valid, or beyond what a person writes: in depth,
-    and in values, those counted again that an alias stands for."""
+    """The documents of YAML; none where it is not valid, or beyond what a person writes: in length,
+    in depth, and in values, those counted again that an alias stands for."""
     import yaml
 
+    if len(text) > MAX_YAML_CHARS:
+        return []
     sizes: dict[str, int] = {}  # by anchor
     within: list[tuple[str | None, int]] = [(None, 0)]  # anchor, and the values so far
     try:

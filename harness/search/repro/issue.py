@@ -80,7 +80,8 @@ _OTHER_ENGINES: Final = (
     ("LM Studio", r"\blm ?studio\b"),
 )
 _IN_SHELL: Final = re.compile(
-    r"^[ \t]*(?:[$>]\s+)?(?:\w+=\S*[ \t]+)*(?:cat\s*>|cat\s*<<|\S*python[\d.]*\s+(?:-c\b|-?\s*<<|-$))",
+    r"^[ \t]*(?:[$>]\s+)?(?:\w+=\S*[ \t]+)*"
+    r"(?:cat\s*>|cat\s*<<|\S*python[\d.]*\s+(?:-c\b|-?\s*<<|-$))",
     re.MULTILINE,
 )
 """A shell that brings Python: in a heredoc, or after ``-c``."""
