@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from mmrepro.probes.data import LogLine
-from mmrepro.probes.log_forms import EXCEPTION, STRING, quoted, read_line
+from mmrepro.probes.log_forms import EXCEPTION, STRING, has_form, quoted, read_line
 
 Span = tuple[int, int]
 
@@ -104,6 +104,9 @@ def hidden(
     """
     spans, _ = quoted(text, source, level)
     spans = [*known, *spans]
+    if has_form(text):  # a whole line of another logger's, or of the same again
+        inner = read_line(text)
+        spans += [(inner.head + begin, inner.head + stop) for begin, stop in inner.spans]
     if not _SOURCE.match(text):
         spans += _printed(text)
     settings = _SETTINGS.search(text)

@@ -47,6 +47,7 @@ def serving(
     max_model_len: int = 2048,
     env: Mapping[str, str] | None = None,
     mode: StartMode | None = None,
+    within_s: float = 180,
 ) -> Iterator[Server]:
     """The engine's server, ready; ended afterwards, whatever happened to it meanwhile.
 
@@ -78,7 +79,9 @@ def serving(
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(
-            lambda: answers(url + engine.ready_path) or process.exit_code is not None, 180, "ready"
+            lambda: answers(url + engine.ready_path) or process.exit_code is not None,
+            within_s,
+            "ready",
         )
         assert process.exit_code is None, log.read_text(errors="replace")[-3000:]
         yield Server(url, process.engine_pid, log)

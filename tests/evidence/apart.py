@@ -678,6 +678,14 @@ def page_with_its_status(incident: Incident) -> bool:
 
 
 @apart("speaker")
+def words_of_a_gateway(incident: Incident) -> bool:
+    found = [r for r in triggered(incident) if (r.status or 0) >= 400]
+    for record in found:
+        record.error = '{"message": "An unexpected error occurred", "request_id": "9f"}'
+    return bool(found)
+
+
+@apart("speaker")
 def gateway_gave_up(incident: Incident) -> bool:
     found = hung(incident)
     for record in found:

@@ -210,15 +210,27 @@ def test_a_range_is_no_run(newest: str) -> None:
 
 
 def test_a_build_stands_for_its_release() -> None:
-    assert stood("0.23.0", run("0.23.0+cpu", ILL)).alive
+    for build in ("0.23.0+cpu", "0.23.0+cu130", "0.23.0+rocm7.0", "0.23"):
+        assert stood("0.23.0", run(build, ILL)).alive, build
+    assert stood("0.23.0+cu130", run("0.23.0", ILL)).alive
+    own = "0.23.0+g12ab34c"
+    assert stood(own, run(own, ILL)).alive
 
 
-@pytest.mark.parametrize("other", ["0.33.0rc1", "0.33.0.dev4", "0.33.0a1", "0.33.0.post1"])
+@pytest.mark.parametrize("other", [
+    "0.33.0rc1", "0.33.0.dev4", "0.33.0a1", "0.33.0.post1", "0.33.0rc2.dev5+g12ab",
+    "0.33.0.post1+cpu", "1!0.33.0", "0.33.1",
+])  # fmt: skip
 def test_no_other_publication_stands_for_a_release(other: str) -> None:
     for newest, ran in (("0.33.0", other), (other, "0.33.0")):
         made = stood(newest, run(ran, ILL), run("0.23.0", ILL))
         assert (made.alive, made.outcome, made.runs) == (None, "not run", 0)
     assert stood(other, run(other, ILL)).alive
+
+
+@pytest.mark.parametrize("own", ["g12ab34c", "d20261126", "mypatch", "cpu.mypatch", "cuda"])
+def test_what_somebody_built_is_not_the_release(own: str) -> None:
+    assert stood("0.33.0", run(f"0.33.0+{own}", ILL), run("0.23.0", ILL)).outcome == "not run"
 
 
 def test_what_was_published_before_a_release_is_not_the_newest() -> None:

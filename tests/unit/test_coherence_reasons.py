@@ -178,6 +178,47 @@ def without_events(found: Callable[[Incident], Any], phase: str) -> Edit:
     return edit
 
 
+# HTTP status and body that no engine has, and why; and those that an engine may have.
+FOREIGN = [
+    (500, "no healthy backend", "a text that no engine has"),
+    (503, "HTTP 503: Service Unavailable", "a text that no engine has"),
+    *[
+        (status, body, "in no engine's form")
+        for status, body in (
+            (500, '["no"]'),
+            (500, '{"message":"An unexpected error occurred","request_id":"9f"}'),
+            (401, '{"message":"Unauthorized"}'),
+            (500, '{"title":"Internal Server Error","status":500,"detail":"no route"}'),
+            (500, '{"detail":{"error":"Internal server error"}}'),
+            (500, '{"error":"There was a problem proxying the request"}'),
+            (500, '{"error":{"message":"Internal Server Error","code":500}}'),
+            (500, '{"error":{"message":"m","type":"api_error"}}'),
+            (
+                500,
+                '{"error":{"message":"m","type":"t","param":null,"code":null},"provider":"openai"}',
+            ),
+            (500, '{"error":{"message":"m","type":"t","code":500,"metadata":{}}}'),
+            (500, '{"message":"m","type":"Internal Server Error","code":500}'),
+            (503, '{"kind":"Status","status":"Failure","message":"no endpoints","code":503}'),
+            (400, '{"error":{"message":"m","code":"no_such_model"}}'),
+            (400, '{"error":{"message":"m","code":400}}'),
+            (400, '{"error":{"type":"t"}}'),
+        )
+    ],
+]
+OWN = [
+    (500, "Internal Server Error"),
+    (500, "HTTP 500: Internal Server Error"),
+    (503, "HTTP 503 with an empty body"),
+    (500, '{"error": {"message": "cut'),
+    (500, '{"detail":"m"}'),
+    (422, '{"detail":[{"msg":"m"}]}'),
+    (500, '{"error": {"message": "m", "type": "t", "code": 500}}'),
+    (500, '{"object":"error","message":"m","type":"t","param":null,"code":500}'),
+    (400, '{"error":{"message":"input_embeds cannot be used in a session"}}'),
+    (404, "not found"),
+]  # fmt: skip
+
 ROWS: list[tuple[str, str, Edit, str, str]] = [
     # whose it is
     ("named", HANG, put(engine, release="0.14.1"), "*", "is of 0.14.0, the run of 0.14.1"),
@@ -414,8 +455,12 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
      "stacks", "my_plugin/x.py"),
     ("replies", HANG, put(asked(X), status=504), "requests", "504 is said by"),
     ("replies", HANG, put(asked(X), error=" <html>"), "requests", "is a page"),
+    *[("replies", HANG, put(asked(X), status=status, error=error), "requests", words)
+      for status, error, words in FOREIGN],
+    *[("replies", HANG, put(asked(X), status=status, error=error), "", "")
+      for status, error in OWN],
     ("replies", HANG, put(asked(X), status=401), "requests", "401 holds an error 400"),
-    ("replies", HANG, put(asked(X), status=519, error="x"), "", ""),
+    ("replies", HANG, put(asked(X), status=519, error=""), "", ""),
     ("replies", HANG, put(asked(X), status=599, error="x"), "requests", "stands before a server"),
     ("replies", HANG, put(asked(X), status=600, error="x"), "requests", "600 is no status"),
     ("replies", HANG, put(asked(X), status=99, error="x"), "requests", "99 is no status"),

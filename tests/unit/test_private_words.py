@@ -58,6 +58,26 @@ PEOPLE = {
     "id_token": ('"id_token": "tiger"', "tiger"),
     "sas": ("sas='tiger'", "tiger"),
     "vault": ("--vault tiger --port 80", "tiger"),
+    "a tag of YAML": ("db_password: !!binary tiger", "tiger"),
+    "a name of parts": ("secret.value: tiger", "tiger"),
+    "the name's first part": ("secrets.api=tiger", "tiger"),
+    "git's user": ("user.name=velmora", "velmora"),
+    "a code": ("recovery_code: abcd-1234", "abcd-1234"),
+    "several codes": ('"backup_codes": ["abcd-1234", "efgh-5678"]', "5678"),
+    "a phrase": ("seed phrase: legal tiger thank", "thank"),
+    "password in Spanish": ("contraseña: tiger7x", "tiger"),
+    "in French": ("mot de passe : tiger7x", "tiger"),
+    "in Russian": ("Пароль: tiger7x", "tiger"),
+    "in Chinese": ("密码：tiger7x", "tiger"),
+    "what it was": ("the password was 'tiger7x'", "tiger"),
+    "redis-cli": ("redis-cli -h db -a tiger7x ping", "tiger"),
+    "openssl": ("openssl rsa -passin pass:tiger7x", "tiger"),
+    "7z": ("7z x -ptiger7x a.7z", "tiger"),
+    "smbclient": ("smbclient //h/s -U bob%tiger7x", "tiger"),
+    "sudo -u": ("sudo -u velmora vllm serve", "velmora"),
+    "/scratch": ("/scratch/velmora/models/x", "velmora"),
+    "NODE_NAME": ("NODE_NAME=acme-17", "acme"),
+    "an address in a URL": ("?mail=velmora%40acme.example", "velmora"),
     "of several": ("OPENAI_API_KEY_PROD=tiger", "tiger"),
     "TOKEN_GITHUB": ("TOKEN_GITHUB=tiger", "tiger"),
     "PIN": ("PIN=4821", "4821"),
@@ -92,6 +112,8 @@ def test_what_names_a_person_or_a_machine_goes(kind: str) -> None:
         "HF_HOME=/srv/.cache/huggingface PYTHONPATH=/usr/lib/python3.11/site-packages",
         "RAY_ADDRESS=auto host=None MASTER_ADDR=127.0.0.1 --host 0.0.0.0",
         "pattern=a path=b spinning: 1 compat=3 pin_memory=True two_pass=True session=12, x",
+        "status_code=500 exit code: abc zip code: abc error.code: abc password.length: 12 a.b=c",
+        "secret.enabled=true passed: 3.tests.ok vocab.token.count=3 /scratch/models/x -w abc -a abc",
         "a ~ b, ~=1.2, ~5 % of 3-4-5, 555-1234, +1024, 0x7f1e7e7ea9f0",
     ],
 )
@@ -141,6 +163,7 @@ def test_what_an_engine_quotes_goes_and_its_own_words_stay(kind: str) -> None:
     text = form.format(ASKED)
     shown = public_line(line(text, source)) if "\n" not in text else own
     head = f"ERROR 11-21 02:44:01 [{source}] {text}" if source else text
+    twice = f"(EngineCore pid=812) INFO 11-21 02:44:01 [core.py:195] {head}"
     left = Public(HOME).redact_model(line(text, source))
     excerpt = LogExcerpt(file="engine.log", number=1, text=head)
     event = Event.model_construct(at=None, phase="check", source="engine", text=head)
@@ -150,6 +173,8 @@ def test_what_an_engine_quotes_goes_and_its_own_words_stay(kind: str) -> None:
         Public(HOME).redact_model(excerpt).text,
         Public(HOME).redact_model(event).text,
         left_out(head, hidden_in(head)),
+        left_out(twice, hidden_in(twice)),
+        Public(HOME).redact_model(excerpt.model_copy(update={"text": twice})).text,
     ):
         assert "velmora" not in one
         assert own in one or one is shown

@@ -563,6 +563,19 @@ def test_ready_without_a_port_is_not_ready() -> None:
     assert found.cause.start.name == "port-taken"
 
 
+def test_a_start_of_minivllm_is_no_start_of_vllm() -> None:
+    """It logs in vLLM's form."""
+    log = (
+        "(APIServer pid=7) INFO 11-26 01:38:09 [server.py:334] placeholder ids: all\n"
+        "(EngineCore pid=7) INFO 11-26 01:38:09 [engine.py:89] EngineCore waiting for work\n"
+        "(APIServer pid=7) INFO 11-26 01:38:10 [server.py:346] ready on port 8000\n"
+    )
+    found = read_start(lines(log))
+    assert (found.state, found.engine) == (StartState.READY, "minivllm")
+    quoted = "(APIServer pid=7) INFO 11-26 01:38:10 [logger.py:3] ready on port 8000\n"
+    assert read_start(lines(quoted)).engine == "vllm"
+
+
 def test_the_last_start_counts() -> None:
     begin = (
         "(APIServer pid=7) INFO 11-25 10:00:01 [api_server.py:1] vLLM API server version 0.32.0\n"

@@ -76,7 +76,7 @@ ROWS: dict[str, Row] = {
         edit(session.BESIDE, status=400, error="x", text=""), "different -beside-fails"),
     "lists come back": (answered(*session.LISTS), "different -lists-lost"),
     "texts fail as well": (
-        edit(session.TEXT, status=500, error="x", text=""), "different -texts-answered"),
+        edit(session.TEXT, status=500, text=""), "different -texts-answered"),
     "the server is not well": (health, "different -endpoints-green"),
     "the id is the client's": (log(id_taken=ID.format(session.OWN_ID)), "different -id-of-place"),
     "no traceback has the place": (log(numbered=None), "different -numbered"),
@@ -88,7 +88,7 @@ ROWS: dict[str, Row] = {
     "the first came before a piece": (measured(pieces_at_one=0), "inconclusive -under-way"),
     "nobody counted": (measured(pieces_at_one=None), "inconclusive ?under-way"),
     "the long one broke off": (
-        edit(session.LONG, status=500, error="x", text=""), "inconclusive -under-way"),
+        edit(session.LONG, status=500, text=""), "inconclusive -under-way"),
     "nothing was sent": (nothing_sent, "inconclusive ?under-way ?beside-fails"),
 }  # fmt: skip
 
@@ -106,7 +106,7 @@ def run() -> Incident:
 def test_texts_alone_do_not_reproduce_it_and_one_failure_of_them_is_another() -> None:
     run = load(CORPUS / "completions-session-text-prompts.zip")
     assert judged(run)[0] is Outcome.NOT_REPRODUCED
-    edit(session.LAST, status=500, error="x", text="")(run.evidence)
+    edit(session.LAST, status=500, text="")(run.evidence)
     assert judged(run)[0] is DIFFERENT
 
 

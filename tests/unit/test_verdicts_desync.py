@@ -61,7 +61,7 @@ ROWS: dict[str, Row] = {
     "image X hangs": (one_hangs, "different -same-image-500"),
     "image X was not sent again": (never_again, "inconclusive ?same-image-500 ?sender-hits"),
     "the other image fails too": (
-        edit("control: another image", status=500, error="boom"), "different -others-answered"),
+        edit("control: another image", status=500), "different -others-answered"),
     "one control": (without("control: text only"), "inconclusive ?others-answered"),
     "/health red": (to(http(503, 200)), "different -endpoints-green"),
     "no endpoint": (no("http"), "inconclusive ?endpoints-green"),

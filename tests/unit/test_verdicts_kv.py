@@ -98,7 +98,7 @@ ROWS: dict[str, Row] = {
         edit("the prompt", status=200, error="", text="internal error happened"),
         "different -opaque-500"),
     "the control server fails": (
-        edit("control server: the prompt", status=500, error="x"), "inconclusive -control-answers"),
+        edit("control server: the prompt", status=500), "inconclusive -control-answers"),
     "nothing was sent": (nothing_sent, "inconclusive ?opaque-500 ?others-answered"),
 }  # fmt: skip
 
@@ -278,5 +278,5 @@ GROWTH_ROWS: dict[str, Row] = {
         edit("short after 3", status=200, error="", text="abc"), "different -all-fail-after"),
     "the server dies as well": (to(http(None, None, gone=True)), "different -front-lives"),
     "the control server fails": (
-        edit("control server: growing", status=500, error="x"), "inconclusive -control-answers"),
+        edit("control server: growing", status=500), "inconclusive -control-answers"),
 }  # fmt: skip

@@ -25,7 +25,7 @@ from turns import Change, Row, edit, measured, ran
 RELOAD, ADDED, TOOLS = map(load_scenario, ("lora-reload", "lora-added", "tool-arguments-dropped"))
 RELOAD_ROWS: dict[str, Row] = {
     "the new adapter's answer": (as_answered(RELOADED, OF_B), "not-reproduced -stale-answer"),
-    "no answer": (edit(RELOADED, status=500, error="x"), "different -stale-answer"),
+    "no answer": (edit(RELOADED, status=500), "different -stale-answer"),
     "wrong with a salt": (as_answered(SALTED, OF_A), "different -salted"),
     "wrong under its own name": (as_answered(AFTER, OF_A), "different -own-name"),
     "nothing was cached": (edit(RELOADED, cached_tokens=None), "different -from-the-cache"),
@@ -88,5 +88,5 @@ TOOL_ROWS: dict[str, Row] = {
     "the parser keeps them": (reproducer(xlam_streamed=MOON), "different -parser-drops"),
     "the script was not run": (ran(), "inconclusive ?parser-drops"),
     "the stream failed": (
-        edit(STREAMED, status=500, error="x"), "inconclusive -both-called"),
+        edit(STREAMED, status=500), "inconclusive -both-called"),
 }  # fmt: skip

@@ -135,6 +135,41 @@ def _within_limits(value: Any, depth: int = 0) -> None:
         raise ValueError("a number of more than 63 bits")
 
 
+MAX_YAML_CHARS: Final = 1 << 18
+MOST_VALUES_YAML: Final = 20_000
+
+
+def read_yaml(text: str) -> list[Any]:
+    """The documents of YAML; none where it is not valid, or beyond what a person writes: in length,
+    in depth, and in values, those counted again that an alias stands for."""
+    import yaml
+
+    if len(text) > MAX_YAML_CHARS:
+        return []
+    sizes: dict[str, int] = {}  # by anchor
+    within: list[tuple[str | None, int]] = [(None, 0)]  # anchor, and the values so far
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            anchor, count = getattr(event, "anchor", None), 0
+            if isinstance(event, yaml.AliasEvent):
+                count = sizes[event.anchor]  # of what it stands in, there is none yet
+            elif isinstance(event, yaml.ScalarEvent):
+                count = 1
+            elif isinstance(event, yaml.CollectionStartEvent):
+                within.append((anchor, 1))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, count = within.pop()
+            if anchor is not None and count:
+                sizes[anchor] = count
+            name, before = within[-1]
+            within[-1] = name, before + count
+            if before + count > MOST_VALUES_YAML or len(within) > _MOST_PARTS:
+                return []
+        return list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, KeyError, ValueError):  # of a date or a number that there is none of
+        return []
+
+
 def is_file(path: Path) -> bool:
     """Whether a plain file can be seen there; whoever opens one that cannot is told why."""
     return os.path.isfile(path)  # noqa: PTH113  (Path.is_file raises where a folder is closed to us)

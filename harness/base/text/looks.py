@@ -65,10 +65,17 @@ SPOKEN: Final = (
         r"(\b(?:mysql\w{0,12}|mariadb\w{0,12}|mongo\w{0,12}|sshpass|(?:docker|podman|skopeo) login)"
         r"(?: [^\s|;&]{1,64}){0,8}? -p[ =]?)" + _HIDDEN
     ),
+    re.compile(
+        r"(\b(?:redis-cli(?: [^\s|;&]{1,64}){0,8}? (?:-a|--pass)"
+        r"|(?:ldap\w{3,8}|ipmitool|zip|unzip|kinit|unrar)(?: [^\s|;&]{1,64}){0,8}? -[wPW]"
+        r"|7za?(?: [^\s|;&]{1,64}){0,8}? -p(?! )|(?:smb|rpc)\w{1,8}(?: [^\s|;&]{1,64}){0,8}?"
+        r" -U ?[\w.\\-]{1,64}%)[ =]?)" + _HIDDEN
+    ),
+    re.compile(r"((?<=\s)-pass(?:in|out) pass:)" + _HIDDEN),
     # What people write: "the password is x1y2z3". It is a secret if no word of a language is.
     re.compile(
         r"(\b(?:pass(?:word|wd|phrase)|secret|api[ _-]?key)(?: (?:for|of) [\w.@'-]{1,40})?"
-        r"(?: ?(?:is|was|:))? {1,4})"
+        r"""(?: ?(?:is|was|:))? {1,4}["'`]?)"""
         r"""((?=[^\s"'`,;]{0,64}\d)(?=[^\s"'`,;]{0,64}[A-Za-z])[^\s"'`,;()\[\]/=]{6,256})""",
         re.IGNORECASE,
     ),
@@ -103,6 +110,7 @@ TOKEN_IDS: Final = re.compile(
     r"""((?:\\{0,7}["'])?[ \t]{0,4}[:=][ \t]{0,4}(?:array\('\w', ?)?[\[(])([\d, \t\[\]]{12,})"""
 )
 
+_AT: Final = re.compile(r"@|%40|&#(?:64|x40);|\\u0040|\\x40")
 _LOCAL: Final = re.compile(r"[\w.%+-]")
 _DOMAIN: Final = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9-])")
 
@@ -119,16 +127,14 @@ def key_blocks(text: str) -> Iterator[Span]:
 def emails(text: str) -> Iterator[Span]:
     """Where addresses of people stand."""
     position = 0
-    at = text.find("@")
-    while at >= 0:
-        start = at
-        while start > max(position, at - 64) and _LOCAL.match(text[start - 1]):
+    for at in _AT.finditer(text):
+        start = at.start()
+        while start > max(position, at.start() - 64) and _LOCAL.match(text[start - 1]):
             start -= 1
-        domain = _DOMAIN.match(text, at + 1) if start < at else None
+        domain = _DOMAIN.match(text, at.end()) if start < at.start() else None
         if domain:
             position = domain.end()
             yield start, position
-        at = text.find("@", max(at + 1, position))
 
 
 def is_base64(run: str) -> bool:

@@ -30,10 +30,17 @@ class Secrecy(IntEnum):
     STRONG = 3
 
 
+_OF_CODES: Final = "recovery|backup|mfa|2fa|verification|login|access|one[_-]?time|seed|unlock"
+_ABROAD: Final = (
+    r"contrase[ñn]a|senha|mot[ _-]?de[ _-]?passe|wachtwoord|l[öo]senord|has[łl]o(?![a-z])|пароль"
+    r"|密码|密碼|口令|パスワード|비밀번호"
+)
+"""Password, as other languages have it."""
 HINT: Final = re.compile(
     r"key|token|secret|pass|pwd|cred|auth|cookie|sig(?:nature)?\b|session|bearer|jwt|otp|dsn"
     r"|connection|conn_?str|sas|mnemonic|webhook|license|vault|[cx]srf|pswd|psk|cvv|cvc|ssn|iban"
     r"|(?:p[sw]?w|pat|pin|tok|kubeconfig)(?![a-z])"
+    rf"|(?:{_OF_CODES})[ _-]?(?:codes?|phrases?)(?![a-z])|{_ABROAD}"
 )
 """Some part of every name that says something, in small letters."""
 
@@ -99,11 +106,16 @@ _HEADER_KEYS: Final = re.compile(
 )
 
 
+_CODE: Final = re.compile(rf"(?:^|[^a-z])(?:{_OF_CODES})[ _-]?(?:codes?|phrases?)$|(?:{_ABROAD})$")
+
+
 @lru_cache(maxsize=1 << 14)
 def secrecy(name: str) -> Secrecy:
     """What ``name`` says of its value."""
     name = name.rsplit(".", 1)[-1][-80:]
     if _HEADER_KEYS.fullmatch(name):
+        return Secrecy.STRONG
+    if _CODE.search(name.lower()):
         return Secrecy.STRONG
     if " " in name:  # a sentence
         return Secrecy.NONE
@@ -162,11 +174,13 @@ _MAX_ITEMS: Final = 32
 
 _QUOTE: Final = r"""(?:\\{0,15}["'`]|%2[27]|&quot;|&\#(?:3[49]|x2[27]);)"""
 _GAP: Final = r"(?:\s|\\{1,15}[nrt]){0,24}"
-_SIGN: Final = r"(?:=>|:=|={1,2}|:(?!/)|%3[aAdD](?:%20|\+){0,2})"
+_SIGN: Final = r"(?:=>|:=|={1,2}|:(?!/)|：|%3[aAdD](?:%20|\+){0,2})"
+_TAG: Final = r"(?:!{1,2}[A-Za-z][\w./-]{0,40}[ \t]{1,8})?"
+"""Of YAML, before a value: ``!!binary``, ``!vault``."""
 _AFTER: Final = re.compile(
     rf"""(?:(?P<close>{_QUOTE})\]?)? [ \t]{{0,8}}
     (?: (?P<beside>[,;]?{_GAP}(?:-[ ])?{_QUOTE}?[vV]alue{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}})
-      | (?P<sign>{_SIGN}) [ \t]{{0,8}} (?:[|>][-+]?{_GAP})?
+      | (?P<sign>{_SIGN}) [ \t]{{0,8}} {_TAG} (?:[|>][-+]?{_GAP})?
       | (?P<comma>,) \s{{0,24}}
       | (?P<angle>>)
       | (?P<space>[ \t]) [ \t]{{0,8}}
@@ -188,6 +202,8 @@ _ENVIRONMENT: Final = re.compile(r"(?:\A|[\n\0])[ \t]*(?:export |declare -x |set
 _PART: Final = re.compile(r"[A-Za-z0-9_-]")
 _OPTION_AROUND: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,32}\.(?:[\w-]{1,32}\.){0,4}\Z")
 """What stands before the last part of ``--spring.datasource.password``."""
+_TAIL: Final = re.compile(r"(?:\.[A-Za-z][\w-]{0,32}){1,3}(?=[\"']?[ \t]{0,8}[=:])")
+"""The rest of a name whose first part says it: ``secret.value``."""
 _END_OF_LINE: Final = re.compile(r"[\r\n\0]|\\+[nr]")
 
 
@@ -230,7 +246,9 @@ def values(
         position = max(end, found.end())
         if not wanted(name.lstrip("-")):
             continue
-        for value in _behind(text, start, end, whole_line(name.lstrip("-")), quoted):
+        if (tail := _TAIL.match(text, end)) and wanted(name + tail[0].replace(".", "_")):
+            end = tail.end()
+        for value in _behind(text, start, end, name, whole_line(name.lstrip("-")), quoted):
             yield value
             position = max(position, value.end)
 
@@ -254,8 +272,9 @@ def _name_around(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def _behind(text: str, start: int, end: int, line: bool, quoted: bool) -> Iterator[Value]:
-    name = text[start:end]
+def _behind(
+    text: str, start: int, end: int, name: str, line: bool, quoted: bool
+) -> Iterator[Value]:
     dotted = _OPTION_AROUND.search(text[max(0, start - _MAX_NAME) : start])
     option = (name.startswith("-") or dotted is not None) and not quoted
     if (after := _AFTER.match(text, end)) is None or "{" in after["open"]:

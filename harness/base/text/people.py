@@ -32,7 +32,7 @@ def private(text: str) -> Iterator[Private]:
 # ------------------------------------------------------------------ users
 
 _PEOPLES: Final = re.compile(
-    r"""[\\/](?i:homes?|users?|people|staff|students?)[\\/]{1,2}([^\s\\/"'`:;,<>()\[\]{}|&*?#=@]+)"""
+    r"""[\\/](?i:homes?|users?|people|staff|students?|(?P<store>scratch|lustre|gpfs|beegfs))[\\/]{1,2}([^\s\\/"'`:;,<>()\[\]{}|&*?#=@]+)"""
 )
 _NOBODY: Final = re.compile(
     r"(?:root|nobody|nobodys?|none|null|nil|true|false|users?|assistant|system|tool|developer|admin"
@@ -51,7 +51,7 @@ _SSH: Final = re.compile(r"\b(?:ssh|scp|sftp|rsync|mosh|sshfs|ssh-copy-id|sshd?\
 _AT: Final = re.compile(r"(?<![\w.@/-])([A-Za-z_][\w.-]{0,31})@([A-Za-z0-9][\w.-]{0,253})")
 _PROMPT: Final = re.compile(r"(?<![\w.@/-])([a-z_][\w.-]{0,31})@([\w.-]{1,64})(?=:[~/]| ~)")
 _SPOKEN: Final = re.compile(
-    r"(?:(?<=\s)-l |\bsudo: +|\b(?:Accepted|Failed) \w{1,20} for (?:invalid user )?"
+    r"(?:(?<=\s)-[lu] |\bsu - |\bsudo: +|\b(?:Accepted|Failed) \w{1,20} for (?:invalid user )?"
     r"|\b(?:opened|closed) for user |\b[Ii]nvalid user |\bDisconnected from (?:user )?"
     r"|\bUser |\blogged in as )([A-Za-z_][\w.-]{0,31})"
 )
@@ -66,8 +66,9 @@ _SPOKEN_CHARS: Final = 400
 
 def _users(text: str) -> Iterator[Span]:
     for match in _PEOPLES.finditer(text):
-        if not _NOBODY.fullmatch(match[1]):
-            yield match.span(1)
+        name, of_all = match[match.lastindex or 1], match["store"] is not None
+        if not (_NOBODY.fullmatch(name) or (of_all and is_usual(name))):
+            yield match.span(match.lastindex or 1)
     if "~" in text:
         yield from (match.span(1) for match in _TILDE.finditer(text))
     for value in values(text, _USER_HINT, lambda name: bool(_USER.fullmatch(name))):
@@ -145,11 +146,11 @@ _OPEN: Final = re.compile(
 )
 """Where engines and their libraries point to."""
 _HOST_HINT: Final = re.compile(
-    r"addr|host|endpoint|gateway|nodename|(?<![a-z])(?:node_?)?ip(?![a-z])|node_?list|peer"
+    r"addr|host|endpoint|gateway|(?:node|machine|computer)_?name|(?<![a-z])(?:node_?)?ip(?![a-z])|node_?list|peer"
 )
 _HOST: Final = re.compile(
-    r"(?:[A-Za-z0-9_.-]{0,60}?[_.-])?(?:address|addr|host(?:_?name)?s?|endpoint|gateway|nodename|peer"
-    r"|(?:node_?)?ip|node_?list)",
+    r"(?:[A-Za-z0-9_.-]{0,60}?[_.-])?(?:address|addr|host(?:_?name)?s?|endpoint|gateway|(?:node|machine|computer)_?name"
+    r"|peer|(?:node_?)?ip|node_?list)",
     re.IGNORECASE,
 )
 _AN_ADDRESS: Final = re.compile(

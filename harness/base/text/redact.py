@@ -405,7 +405,7 @@ def _sub(
 
 
 def _to_the_end(name: str) -> bool:
-    return name.lower().endswith(("authorization", "cookie"))
+    return name.lower().endswith(("authorization", "cookie", "seed phrase", "mnemonic"))
 
 
 def _is_rest(fragment: str) -> bool:

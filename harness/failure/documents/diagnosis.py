@@ -190,7 +190,9 @@ class TargetFacts(Record):
 
     @property
     def cores(self) -> list[TargetProcess]:
-        return [p for p in self.processes if self.is_core(p.role)]
+        own = [p for p in self.processes if self.is_core(p.role)]
+        # A front is called as the engine is that it forked (LMDeploy's api_server).
+        return [p for p in own if p.pid != self.root_pid] or own
 
 
 class Stand(StrEnum):

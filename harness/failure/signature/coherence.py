@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, timedelta
 from itertools import pairwise
 from statistics import median
+from typing import Any
 from urllib.parse import urlsplit
 
 from mmrepro.base.records import Moment
@@ -63,8 +64,9 @@ PICTURE = re.compile(r"\b(?:image|picture|photo)s?\b")
 FEW = 64
 """A text has at most one token a character, and the tokens of the chat template. That is found from
 texts of so few characters; an image has more tokens than as many besides."""
-OUTSIDE = (9, 15, 2, 1)
-"""Signals that somebody sends; a crash raises others in its own process."""
+OUTSIDE = (9, 15, 2, 1, 3, 10, 12, 24, 30)
+"""Signals that somebody sends: KILL, TERM, INT, HUP, QUIT, a batch system's USR1 and USR2, XCPU of
+a limit, PWR. A crash raises others in its own process."""
 GATEWAY = (502, 504, *range(520, 600))
 """No engine answers with these; 520 and on are content delivery networks' own."""
 ENVIRONMENT = re.compile(r"environments/([^/\s]+)/")
@@ -571,7 +573,7 @@ def silence(evidence: Evidence, run: Run) -> Doubts:
         data = result.data
         if not isinstance(data, InferenceData):
             continue
-        if why := not_the_engines(data.status, data.error):
+        if why := foreign_error(data.status, data.error):
             yield "inference", why
         if data.answered and (data.status != 200 or data.error):
             yield "inference", "it was answered and failed"
@@ -909,7 +911,7 @@ OURS = ("harness", "mmrepro", "reproducers", "mmrepro_stream", "PIL", "cv2")
 def replies(evidence: Evidence, run: Run) -> Doubts:
     """An HTTP error is in the engine's own form: not a page of something that stands before it."""
     for record in evidence.requests:
-        if why := not_the_engines(record.status, record.error):
+        if why := foreign_error(record.status, record.error):
             yield "requests", f"{record.label!r}: {why}"
         if record.status is None and not (record.timed_out or record.left or record.error):
             yield "requests", f"{record.label!r} has no answer, and no reason"
@@ -923,20 +925,62 @@ def not_the_engines(status: int | None, body: str) -> str:
         return ""
     if status in GATEWAY:
         return f"{status} is said by what stands before a server"
-    text = re.sub(r"HTTP \d{3}:? ?", "", body.strip(), count=1).lstrip()
+    text = _bare(body)
     if text.startswith("<"):
         return f"the answer {status} is a page, not the engine's own error"
-    if text.startswith("{"):
-        try:
-            document = json.loads(text)
-        except ValueError:
-            return ""  # cut
-        inner = document.get("error")
-        code = (inner if isinstance(inner, dict) else document).get("code")
-        code = int(code) if isinstance(code, str) and code.isdecimal() and len(code) < 4 else code
-        if isinstance(code, int) and 400 <= code < 600 and code != status:
-            return f"the answer {status} holds an error {code}"
+    document = _document(text)
+    inner = document.get("error")
+    code = (inner if isinstance(inner, dict) else document).get("code")
+    code = int(code) if isinstance(code, str) and code.isdecimal() and len(code) < 4 else code
+    if isinstance(code, int) and 400 <= code < 600 and code != status:
+        return f"the answer {status} holds an error {code}"
     return ""
+
+
+def _bare(body: str) -> str:
+    """Without the status that was written before it."""
+    return re.sub(r"HTTP \d{3}(?: with an empty body|:? ?)", "", body.strip(), count=1).strip()
+
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+ERROR_FIELDS = frozenset({"message", "type", "param", "code", "object"})
+
+
+def foreign_error(status: int | None, body: str) -> str:
+    """Why the error that answers a completion is none of an engine, by its status and its form; "":
+    it may be one. Engines answer with "Internal Server Error", FastAPI's ``detail``, or an error
+    object that has its status as a number, by itself with ``"object": "error"`` or as the one field
+    ``error`` (vLLM 0.11 to 0.33, SGLang 0.5.6 to 0.5.23, LMDeploy 0.6.4 to 0.18.0, minivllm). A
+    validation error of SGLang is its message alone."""
+    if (why := not_the_engines(status, body)) or status is None or status < 400:
+        return why
+    text = _bare(body)
+    if text[:1] not in ("{", "["):
+        own = status < 500 or text in ("", "Internal Server Error")
+        return "" if own else f"the answer {status} is a text that no engine has"
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return ""  # cut
+    error = document
+    if isinstance(document, dict):
+        if document.keys() == {"detail"} and isinstance(document["detail"], str | list):
+            return ""
+        if document.keys() == {"error"}:
+            error = document["error"]
+        elif document.get("object") != "error":
+            error = None
+    known = isinstance(error, dict) and "message" in error and error.keys() <= ERROR_FIELDS
+    if known and (status >= 500 or "code" in error):
+        known = "type" in error and error.get("code") == status
+    return "" if known else f"the answer {status} is in no engine's form"
 
 
 # ------------------------------------------------------------------ another cause

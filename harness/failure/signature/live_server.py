@@ -4,7 +4,6 @@ What a run knows from its own requests, an observer reads from the access log, f
 request that ``mmrepro diagnose`` sends, and from the processes.
 """
 
-import json
 import re
 from collections.abc import Mapping
 
@@ -32,7 +31,8 @@ CORE_ALIVE = "core_alive"
 KEYS = re.compile(
     r"auth(?:entication|ori[sz]ation)?[ _]?error|(?:api|virtual|access)[ _-]?key|unauthori[sz]ed|"
     r"invalid token|litellm|llm provider|upstream|no healthy|deployments? (?:available|found)|"
-    r"provider returned|budget has been exceeded|quota|billing|rate limit|no route",
+    r"provider returned|(?:one|new)[_-]api|budget has been exceeded|quota|billing|rate limit|"
+    r"no route",
     re.IGNORECASE,
 )
 """Words of gateways: of the client's key, and of the servers that they know."""
@@ -52,23 +52,13 @@ def stands_before(status: int | None, body: str) -> str:
 
 def gateways(inference: InferenceData) -> str:
     """Why an error of 500 or more is that of something which stands before the engine; "": it may
-    be the engine's own. Engines answer with "Internal Server Error", FastAPI's ``detail``, or a
-    JSON error that has its status as a number (vLLM 0.11 to 0.32, SGLang 0.5.6 to 0.5.23, LMDeploy
-    0.6.4 to 0.18.0, minivllm)."""
+    be the engine's own."""
     status, body = inference.status, inference.error.partition(": ")[2]
     if status is None or status < 500:
         return ""
-    if why := stands_before(status, body):
-        return why
-    try:
-        document = json.loads(body)
-    except ValueError:
-        plain = body.strip()
-        own = plain in ("", "Internal Server Error") or plain.startswith("{")  # it is cut
-        return "" if own else f"the answer {status} is a text that no engine has"
-    inner = document.get("error", document) if isinstance(document, dict) else None
-    known = isinstance(inner, dict) and (inner.get("code") == status or "detail" in inner)
-    return "" if known else f"the answer {status} is in no engine's form"
+    from mmrepro.failure.signature.coherence import foreign_error
+
+    return stands_before(status, body) or foreign_error(status, body)
 
 
 def fails(inference: InferenceData) -> Finding:

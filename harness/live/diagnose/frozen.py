@@ -127,6 +127,15 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
             **common,
         )
     keeper = holder(course, courses)
+    if course.active == course.samples and not (call or keeper or course.locking):
+        # It sleeps in no sample: who waits for a lock does.
+        return Assessment(
+            state=ServerState.UNKNOWN,
+            sentence=f"{role} is in a native call made by {course.place} in every sample, and has "
+            "less than a processor: it computes slowly, or without end.",
+            advice=["diagnose again with a longer --deadline, or when less runs beside it", KEEP],
+            **common,
+        )
     return Assessment(
         state=ServerState.BLOCKED_ON_LOCK,
         sentence=f"{role} is blocked: thread {course.name!r} waits for a lock in {course.place}"

@@ -255,7 +255,7 @@ def _at(view: View, course: Course, *, leader: bool) -> Read:
         return (Stand.MOVES if moves else _WAITS[last.wait]), last
     compiles = any(COMPILERS.search(f.file) for stack in course.stacks for f in stack.frames)
     if kinds == {None} and course.stays and not compiles:
-        return Stand.STANDS, None
+        return (Stand.WORK if course.idle_loop else Stand.STANDS), None
     return Stand.MOVES, last
 
 

@@ -92,7 +92,11 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
         known = [e for e in ENGINES.values() if e.recognise(Signs((" ".join(command),)))]
         if len(known) == 1:
             return known[0]
-    if any(_MINIVLLM.match(line.own_words) for line in lines):
+    if any(
+        _MINIVLLM.match(line.own_words)
+        or (line.source.startswith("server.py:") and _SERVES.match(line.own_words))
+        for line in lines
+    ):
         return ENGINES["minivllm"]
     forms = Counter(line.engine for line in lines if line.engine)
     if forms:
@@ -116,7 +120,8 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
 
 
 _MINIVLLM = re.compile(r'minivllm(?:: | cannot start)|\s*File "[^"]*/minivllm/\w+\.py"')
-"""It logs in vLLM's form."""
+_SERVES = re.compile(r"ready on port \d|placeholder ids: ")
+"""minivllm logs in vLLM's form."""
 _USAGE = re.compile(
     r"usage: (?:(?P<lmdeploy>lmdeploy\b)|(?P<minivllm>minivllm\b)|(?P<vllm>vllm\b|api_server\.py)|"
     r"(?P<sglang>sglang\b|launch_server\.py))"

@@ -84,6 +84,15 @@ class Course:
         return all(_waits(stack.frames) for stack in self.stacks)
 
     @property
+    def idle_loop(self) -> bool:
+        """It is an event loop that has nothing to do, in every sample."""
+        inner = [own[0].file for s in self.stacks if (own := _python(s.frames))]
+        idle = all(
+            f.endswith(RUNNERS) or (f.endswith("selectors.py") and self.in_a_loop) for f in inner
+        )
+        return idle and len(inner) == len(self.stacks)
+
+    @property
     def in_a_loop(self) -> bool:
         """Further out it runs an event loop."""
         return all(

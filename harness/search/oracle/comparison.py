@@ -34,8 +34,13 @@ WEIGHING = frozenset(
 SHAPING = WEIGHING | {"min_tokens", "bad_words", "allowed_token_ids", "tools", *GRAMMARS}
 """Those by which another token than the likeliest may be taken; the others forbid some."""
 _REFUSAL = re.compile(
-    r"\W*(?:I(?:['\u2019]m| am) (?:sorry|unable|not able)|(?:I['\u2019]m |I )?sorry\b|"
-    r"I (?:can['\u2019]t|can ?not|won['\u2019]t)|as an AI\b|unfortunately)",
+    r"\W*(?:(?:I(?:['\u2019]m| am) )?(?:so |very |deeply )?sorry\b|"
+    r"I(?:['\u2019]m| am) (?:unable|not able|afraid|not comfortable|not allowed)\b|"
+    r"I (?:can['\u2019]t|can ?not|won['\u2019]t|apologi[sz]e|must decline|do not|don['\u2019]t)\b|"
+    r"my apologies|as an? (?:AI|(?:large )?language model)\b|unfortunately|"
+    r"(?:es )?tut mir (?:sehr )?leid|leider|ich kann\b.{0,40}\bnicht|(?:je suis )?désolé|"
+    r"je ne peux|lo siento|lamento|no puedo|desculp|sinto muito|mi dispiace|non posso|"
+    r"извините|к сожалению|(?:很|非常)?抱歉|对不起|對不起|我(?:无法|無法|不能)|申し訳|죄송)",
     re.IGNORECASE,
 )
 """How models decline: to one request as to another."""

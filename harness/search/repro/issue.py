@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import yaml
+from mmrepro.base.machine.files import read_yaml
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
 from mmrepro.search.repro.server_command import (
@@ -37,12 +37,12 @@ _INDENTED: Final = re.compile(
     r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t)[^\n]*(?:\n[ \t]*(?=\n))*(?:\n|\Z))+)"
 )
 _CLIENT_CODE: Final = re.compile(
-    r"^\s*(?:from|import)\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:openai|requests|httpx|aiohttp|"
+    r"^[ \t]*(?:from|import)\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:openai|requests|httpx|aiohttp|"
     r"urllib|http\.client|anthropic|litellm|urllib3|websockets|langchain_openai|instructor|"
     r"lmdeploy\.serve\.openai\.api_client)\b|\bRuntimeEndpoint\(",
     re.MULTILINE,
 )
-_IMPORTS: Final = re.compile(r"^\s*(?:from\s+[\w.]+\s+import|import)\s+\w", re.MULTILINE)
+_IMPORTS: Final = re.compile(r"^[ \t]*(?:from\s+[\w.]+\s+import|import)\s+\w", re.MULTILINE)
 _CALLS: Final = re.compile(
     r"\blocalhost\b|\b127\.0\.0\.1\b|\b0\.0\.0\.0\b|\bbase_url\b|\bapi_base\b|/v1\b"
 )
@@ -51,7 +51,7 @@ _SHELLS: Final = ("bash", "sh", "shell", "zsh", "console", "")
 _WINDOWS: Final = ("powershell", "pwsh", "ps1", "cmd", "bat", "batch", "dosbatch")
 _OTHER_CLIENTS: Final = (
     ("PowerShell's Invoke-RestMethod", r"\bInvoke-(?:RestMethod|WebRequest)\b|\birm\s+-"),
-    ("HTTPie", r"^\s*(?:[$>%]\s+)?https?\s+(?:--?\w+\s+)*(?:GET|POST|PUT|DELETE)\s"),
+    ("HTTPie", r"^[ \t]*(?:[$>%]\s+)?https?\s+(?:--?\w+\s+)*(?:GET|POST|PUT|DELETE)\s"),
     (
         "JavaScript",
         r"\bfetch\(\s*[`\"']http|\bfrom [\"']openai[\"']|\brequire\([\"'](?:openai|axios)|"
@@ -64,7 +64,7 @@ _OTHER_CLIENTS: Final = (
     ),
     (
         "a load generator",
-        r"^\s*(?:[$>%]\s+)?(?:hey|ab|wrk2?|vegeta|oha|k6|siege)\s+(?:-|run\b|attack\b)",
+        r"^[ \t]*(?:[$>%]\s+)?(?:hey|ab|wrk2?|vegeta|oha|k6|siege)\s+(?:-|run\b|attack\b)",
     ),
     ("Go", r"^package main\b"),
     ("Java", r"\bHttpClient\.new|\bOkHttpClient\("),
@@ -80,12 +80,13 @@ _OTHER_ENGINES: Final = (
     ("LM Studio", r"\blm ?studio\b"),
 )
 _IN_SHELL: Final = re.compile(
-    r"^[ \t]*(?:[$>]\s+)?(?:\w+=\S*\s+)*(?:cat\s*>|cat\s*<<|\S*python[\d.]*\s+(?:-c\b|-?\s*<<|-$))",
+    r"^[ \t]*(?:[$>]\s+)?(?:\w+=\S*[ \t]+)*"
+    r"(?:cat\s*>|cat\s*<<|\S*python[\d.]*\s+(?:-c\b|-?\s*<<|-$))",
     re.MULTILINE,
 )
 """A shell that brings Python: in a heredoc, or after ``-c``."""
 _OFFLINE: Final = re.compile(
-    r"^\s*from\s+vllm\s+import\b.*\bLLM\b|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
+    r"^[ \t]*from\s+vllm\s+import\b.*\bLLM\b|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
     r"from\s+lmdeploy\s+import\b.*\bpipeline\b|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
@@ -248,9 +249,8 @@ def _configured(command: str, blocks: Sequence[Block]) -> str:
     shown = _named(blocks).get(given[1].rpartition("/")[2]) if given else None
     if given is None or shown is None:
         return command
-    try:
-        options = yaml.safe_load(shown)
-    except yaml.YAMLError:
+    options = next(iter(read_yaml(shown)), None)
+    if options is None:
         return command
     words = []
     for name, value in options.items() if isinstance(options, dict) else ():
@@ -397,9 +397,11 @@ def _is_python(text: str) -> bool:
     return True
 
 
-_FILE_NAME: Final = re.compile(r"[\w./-]*\w\.(?:json|jsonl|txt|py|ya?ml|jinja|csv)\b")
+_FILE_NAME: Final = re.compile(
+    r"(?<![\w./-])[\w./-]{0,255}(?<=\w)\.(?:json|jsonl|txt|py|ya?ml|jinja|csv)\b"
+)
 _RUN: Final = re.compile(
-    r"^\s*(?:[$>%]\s+)?(?:\w+=\S*\s+)*python[\d.]*\s+(\S+\.py)\b[^\n]*", re.MULTILINE
+    r"^[ \t]*(?:[$>%]\s+)?(?:\w+=\S*[ \t]+)*python[\d.]*\s+(\S+\.py)\b[^\n]*", re.MULTILINE
 )
 
 

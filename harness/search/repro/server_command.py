@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from mmrepro.base.errors import UsageError, did_you_mean
+from mmrepro.base.machine.files import read_yaml
 from mmrepro.base.text.redact import names_a_secret
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Replaced
@@ -63,7 +63,7 @@ PROMPT: Final = re.compile(
     r"\(\w+\)[ \t]*\$[ \t]|[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#][ \t]|!(?=\w)|ExecStart=)[ \t]*"
 )
 """What a shell, a notebook or a unit of systemd writes before a command."""
-CONTINUED: Final = re.compile(r"(?:[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
+CONTINUED: Final = re.compile(r"(?:(?<![ \t])[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
 """The end of a line that goes on: in a Unix shell, in PowerShell (`), in cmd (^)."""
 _ARRAY: Final = re.compile(r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]*)\)", re.MULTILINE)
 _PACKAGE: Final = re.compile(
@@ -192,7 +192,7 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
     lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
     joined = re.sub(rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text)  # an option taken out
     joined = CONTINUED.sub(" ", joined)
-    joined = re.sub(r"\s+\\\s*$", "", joined, flags=re.MULTILINE)
+    joined = re.sub(r"(?<!\s)\s+\\[ \t]*$", "", joined, flags=re.MULTILINE)
     variables: dict[str, str] = {}
     lines = [PROMPT.sub("", line) for line in joined.splitlines()]
     found_at = [n for n, line in enumerate(lines) if is_server_command(line)]
@@ -345,15 +345,12 @@ _BARE: Final = re.compile(
 def of_manifest(text: str) -> str:
     """The ``docker run`` of an image and its words in a compose file, or in a pod of Kubernetes;
     "": there is none of an engine."""
+    if "image" not in text:
+        return ""
     begin = re.search(r"^[ \t]*(?:- )?[\w\"'-]+:(?:\s|$)", text, re.MULTILINE)
     plain = textwrap.dedent(text[begin.start() if begin else 0 :])
     quoted = _BARE.sub(lambda found: found[1] + json.dumps(found[2]), plain)
-    for written in (plain, quoted):
-        try:
-            documents = list(yaml.safe_load_all(written))
-            break
-        except yaml.YAMLError:
-            documents = []
+    documents = read_yaml(plain) or read_yaml(quoted)
     for one in _containers(documents):
         if not _IMAGE.match(str(one["image"])):
             continue
@@ -362,12 +359,13 @@ def of_manifest(text: str) -> str:
             variables = [f"{name}={value}" for name, value in variables.items()]
         pairs = [
             f"{v['name']}={v.get('value', '')}" if isinstance(v, dict) and "name" in v else str(v)
-            for v in variables
+            for v in (variables if isinstance(variables, list) else [])
         ]
         words = [word for pair in pairs for word in ("-e", pair)] + [str(one["image"])]
         for key in ("entrypoint", "command", "args"):
             given = one.get(key) or []
-            words += _split(given) if isinstance(given, str) else map(str, given)
+            listed = given if isinstance(given, list) else [given]
+            words += _split(given) if isinstance(given, str) else map(str, listed)
         return shlex.join(["docker", "run", *words])
     return ""
 

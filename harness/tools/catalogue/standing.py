@@ -3,6 +3,7 @@ catalogue as a page, one line a failure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +21,9 @@ from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.tools.catalogue.recorded import ON_GPU, UPGRADE, RecordedRun
 from packaging.version import Version
 from pydantic import Field
+
+DEVICE_BUILD: Final = re.compile(r"(?:cpu|cu\d+|rocm[\d.]*|xpu|tpu|hpu|npu|musa)")
+"""In a release's label: one and the same source, built for another device."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,14 @@ class Known:
         return list(dict.fromkeys(r.release for r in sorted(there, key=lambda r: r.version)))
 
     def at(self, release: str) -> list[RecordedRun]:
-        """Plain runs of that release, whichever build of it (``+cpu``). What was published before
-        it (``rc1``, ``.dev``) or after it (``.post1``) is another one."""
-        public = Version(release).public
-        return [r for r in self.plain if r.version.public == public]
+        """Plain runs of that release, for whichever device it is built (``+cpu``). What was
+        published before it (``rc1``, ``.dev``) or after it (``.post1``) is another one, as is what
+        somebody built (``+g12ab34c``, ``+d20261126``)."""
+        asked = Version(release)
+        return [r for r in self.plain if r.version in (asked, Version(asked.public)) or (
+            r.version.local and DEVICE_BUILD.fullmatch(r.version.local)
+            and Version(r.version.public) == Version(asked.public)
+        )]  # fmt: skip
 
     def cures(self) -> list[Cured]:
         """Each mitigation of the scenario, with what was seen of it."""

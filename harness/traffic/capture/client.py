@@ -165,7 +165,7 @@ def called(script: str) -> Called:
     ports += [int(port) for port in _PORT.findall(script)]
     others = [h for h in dict.fromkeys(hosts) if h not in _LOCAL and h[0] not in "<["]
     numbers = tuple(h for h in others if re.fullmatch(r"\d+(?:\.\d+){3}", h))
-    known = set(re.findall(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=", script, re.MULTILINE))
+    known = set(re.findall(r"^[ \t]*(?:export\s+)?([A-Za-z_]\w*)=", script, re.MULTILINE))
     known |= set(re.findall(r"\b(?:for|read|local|declare)\s+(?:-\w+\s+)*(\w+)", script))
     variables = [v for v in dict.fromkeys(_VARIABLE.findall(script)) if v not in known]
     reads = [next(filter(None, names)) for names in _READ.findall(script)]

@@ -94,7 +94,7 @@ KV: list[Row] = [
      "T's answer does not say what came from the cache, and the counter is of another moment",
      asked("T after W", cached_tokens=None), INCONCLUSIVE, BYTES),
     ("not-answered-when-busy", "0.5.23", "overload", "the busy server does not answer T after W",
-     asked("T after W", status=503, error="the queue is full", tokens=[], logprobs=[]),
+     asked("T after W", status=503, error="", tokens=[], logprobs=[]),
      INCONCLUSIVE, BYTES),
 ]  # fmt: skip
 

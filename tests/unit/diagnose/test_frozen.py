@@ -124,6 +124,21 @@ def test_a_wait_in_a_native_call() -> None:
     assert engine(some, use(1.0)).state is ServerState.BLOCKED_ON_LOCK
 
 
+def test_who_sleeps_in_no_sample_waits_for_no_lock() -> None:
+    """LMDeploy on a busy machine: it copies memory, with a fifth of a processor."""
+    busy = engine(five(thread(STEP, active=True)), use(18.0))
+    assert busy.state is ServerState.UNKNOWN
+    assert busy.sentence == (
+        "EngineCore is in a native call made by matmul (layer.py:7) in every sample, and has less "
+        "than a processor: it computes slowly, or without end."
+    )
+    assert engine(five(thread(STEP, active=True)), use(99.0)).state is ServerState.FROZEN_NATIVE
+    locking = five(thread(frames("acquire t.py:7", "step a.py:3"), active=True))
+    assert engine(locking, use(18.0)).state is ServerState.BLOCKED_ON_LOCK
+    waits = engine(five(thread(STEP, active=True)), use(18.0), waiting("futex"))
+    assert waits.state is ServerState.BLOCKED_ON_LOCK
+
+
 def test_a_lock_whose_holder_cannot_be_seen() -> None:
     locked = engine(five(thread(frames("acquire t.py:7", "step a.py:3"), active=False)), use(1.0))
     assert locked.sentence == (

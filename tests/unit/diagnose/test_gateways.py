@@ -113,6 +113,13 @@ KEY_ERRORS = [
     {"error": {"message": "Provider returned error", "code": 500, "metadata": {}}},
     {"error": {"message": "Budget has been exceeded! Current cost: 1", "code": 500}},
     {"error": {"message": "quota", "type": "one_api_error", "code": ""}},
+    {"error": {"message": "m", "type": "new_api_error", "param": "", "code": 500}},
+    {"error": {"message": "Internal Server Error", "code": 500}, "user_id": "u"},
+    {"error": {"message": "Internal Server Error", "code": 500}},
+    {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": "no"},
+    {"detail": {"error": "Internal server error"}},
+    {"kind": "Status", "status": "Failure", "message": "dial tcp", "code": 500},
+    {"message": "the stream ended", "type": "Internal Server Error", "code": 500},
     ["no"],
 ]  # fmt: skip
 

@@ -614,3 +614,41 @@ def test_the_flight_recorder_says_who_did_not_enter() -> None:
     )
     same = dumps.model_copy(update={"ranks": [dumps.ranks[0], dumps.ranks[2]]})
     assert not ranks.flight(view(tp(3), same))
+
+
+# ------------------------------------------------------------------ event loops
+
+LOOP = frames(
+    "EpollSelector.select selectors.py:468",
+    "BaseEventLoop._run_once asyncio/base_events.py:1884",
+    "BaseEventLoop.run_forever asyncio/base_events.py:607",
+)
+UVLOOP = frames("run uvloop/__init__.py:69", "Runner.run asyncio/runners.py:118")
+BLOCKING = frames("get queue.py:171", "Handle._run asyncio/events.py:84", *(
+    "BaseEventLoop._run_once asyncio/base_events.py:1922",
+    "BaseEventLoop.run_forever asyncio/base_events.py:607",
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", [LOOP, UVLOOP], ids=["asyncio", "uvloop"])
+def test_an_event_loop_without_work_is_not_stuck(loop: list[Frame]) -> None:
+    where = tp(2)
+    assert look(where, *all_at(loop, loop)).ranks[-1].stand is Stand.WORK
+    for stack in (BLOCKING, frames("select selectors.py:468", "step vllm/x.py:3")):
+        assert look(where, *all_at(stack, loop)).odd == ["Worker_TP0"], "it blocks its loop"
+
+
+def test_a_front_that_forked_its_engine_is_no_rank() -> None:
+    """As LMDeploy 0.18.0 is where its engine's process is forked: both are called api_server."""
+    pair = [
+        TargetProcess(pid=pid, ppid=above, role="api_server", name="lmdeploy", state="S")
+        for pid, above in ((FRONT, 1), (CORE, FRONT))
+    ]
+    where = target(engine="lmdeploy", core_role="api_server", release="0.18.0", processes=pair)
+    assert [p.pid for p in where.cores] == [CORE]
+    computes = sampled(*[[thread(STEP, tid=CORE)]] * 6, pid=CORE)
+    told = assess(where, at(FRONT, LOOP), computes)
+    assert told.state is not ServerState.WORKER_STUCK, told
+    assert "other ranks" not in told.sentence
+    alone = target(engine="lmdeploy", core_role="api_server", processes=pair[:1])
+    assert [p.pid for p in alone.cores] == [FRONT]

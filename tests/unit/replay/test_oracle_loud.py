@@ -230,7 +230,7 @@ def test_a_server_that_answered_every_request_does_not_fail_for_good():
     assert first is FindingClass.FAILING, "nothing was answered since a client left"
 
 
-@pytest.mark.parametrize("code", [-9, -15, -2, -1, 137, 143])
+@pytest.mark.parametrize("code", [-9, -15, -2, -1, 137, 143, -3, -10, -12, -24, -30, 131])
 @pytest.mark.parametrize("causes", [[], ["ValueError: an earlier one"]])
 def test_a_signal_that_somebody_sent_is_no_death(code, causes):
     play = played([], PlayState.DIED, exit_code=code, causes=causes, frames=["f"] * bool(causes))
@@ -241,7 +241,7 @@ def test_a_signal_that_somebody_sent_is_no_death(code, causes):
     assert "by itself" not in own.sightings[0].said
 
 
-@pytest.mark.parametrize("code", [-11, -6, -7, 1, 139, None])
+@pytest.mark.parametrize("code", [-11, -6, -7, -8, -5, -31, 1, 139, 134, None])
 def test_a_crash_and_an_exit_are_a_death(code):
     found = loud.death(case_of([]), played([], PlayState.DIED, exit_code=code), VLLM)
     assert [s.finding_class for s in found.sightings] == [FindingClass.DEATH]

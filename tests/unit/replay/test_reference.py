@@ -176,6 +176,38 @@ def test_an_answer_that_several_have_is_nobodys_own(foreign: bool) -> None:
     assert classes(found) == [FindingClass.CROSS_TALK]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "I'm sorry, but I can't help with that request at all.",
+        "I’m very sorry, but that is nothing I can help with.",
+        "I apologize, but I am not able to answer this one.",
+        "As a language model I do not have an opinion on that.",
+        "Es tut mir leid, dabei kann ich nicht helfen, wirklich nicht.",
+        "Je suis désolé, mais je ne peux pas répondre à cela.",
+        "К сожалению, я не могу ответить на этот вопрос сейчас.",
+        "很抱歉，我无法回答这个问题，请换一个话题再来问我。",
+        "申し訳ありませんが、そのご質問にはお答えできません。",
+    ],
+)
+def test_a_refusal_that_another_got_as_well_is_nobodys_own(words: str) -> None:
+    """Of two requests the reference declines one in these words, and the server the other."""
+    case = case_of(40)
+    for said, seen in ((words, FindingClass.WRONG_ANSWER), (f"Well: {words}", None)):
+
+        def worded(op: Operation, one: RequestRecord, said: str = said) -> RequestRecord:
+            if op.id in ("r3", "r7"):
+                one.choices[0].text = one.text = said
+            return one
+
+        right = play(case, answers={"r3": "declined"}, change=worded)
+        wrong = play(case, answers={"r3": "declined", "r7": "declined"}, change=worded)
+        wrong.evidence.requests[7].prompt_tokens = right.evidence.requests[7].prompt_tokens
+        found = compare_with_reference(case, wrong, right)
+        ours = [s.finding_class for s in found.sightings if "r7" in s.operations]
+        assert ours == [seen or FindingClass.CROSS_TALK]
+
+
 @pytest.mark.parametrize(("tokens", "seen"), [(2, "WRONG_ANSWER"), (6, "CROSS_TALK")])
 def test_a_short_answer_that_is_anothers_may_be_so_by_chance(tokens: int, seen: str) -> None:
     case = case_of(40)

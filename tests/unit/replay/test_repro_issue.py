@@ -385,9 +385,23 @@ def test_a_report_of_another_engine_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "client", ["cat <<EOF\n" + "a\n" * 30_000, "curl 'x\n" + "a b\n" * 16_000, 'echo "\n' * 6000]
+    "client",
+    [
+        "cat <<EOF\n" + "a\n" * 30_000,
+        "curl 'x\n" + "a b\n" * 16_000,
+        'echo "\n' * 6000,
+        f"curl http://localhost:8000/v1/completions -d '\n{'A' * 60_000}\n'",
+    ],
+    ids=["heredoc", "quotes", "open quotes", "one word"],
 )
 def test_a_long_block_takes_no_long_time(client: str) -> None:
     began = time.process_time()
     read_issue(f"```sh\nvllm serve m --port 8000\n{client}\n```\n")
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", "\n", " \n", "a=\n", "\\\n"], ids=repr)
+def test_blanks_take_no_long_time(blank: str) -> None:
+    began = time.process_time()
+    read_issue(f"```sh\n{blank * 20_000}vllm serve m {blank * 20_000}\ncurl 'x'\n```\n")
     assert time.process_time() - began < 5

@@ -295,3 +295,37 @@ def test_a_text_model_s_family_has_its_tiny_one_where_the_release_serves_it(tmp_
     assert model("Qwen/Qwen3-VL-8B") == "qwen2-vl"
     assert model("Qwen/Qwen3-0.6B", '"logit_bias": {"5": 1}') == "text", "it has more token ids"
     assert translated(parse("vllm serve Qwen/Qwen3-0.6B"), None, "").model == "text"
+
+
+# ---------------------------------------------------------------- YAML that nobody means
+
+POD = "image: vllm/vllm-openai:v0.24.0\nargs: [--model, m]\n"
+BOMB = "a0: &a0 [x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+MERGED = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "[" * 40_000, "{" * 40_000, "a: " + "[" * 30 + "]" * 30, BOMB, MERGED, "a: &a [*a]",
+        f"a: {'9' * 5000}", "a: 2026-13-45", "a: 2026-02-30T10:00:00Z", "a: *b", "a: 0x", "? [a]",
+        "a: !!python/object:os.system x", "- x\n" * 20_001, "a: \x01",
+    ],
+    ids=lambda text: text[:24],
+)  # fmt: skip
+def test_yaml_that_nobody_means_is_no_manifest(bad: str) -> None:
+    assert of_manifest(f"{bad}\n---\n{POD}") in ("", of_manifest(POD))
+    for key in ("command", "environment", "env"):
+        of_manifest(f"image: vllm/vllm-openai:v0.24.0\n{key}: 7\nargs: [1, 2]\n")
+
+
+def test_an_alias_of_a_few_values_is_read() -> None:
+    text = (
+        "x: &common {image: 'vllm/vllm-openai:v0.24.0'}\na:\n  <<: *common\n  command: --model m\n"
+    )
+    assert "vllm/vllm-openai:v0.24.0" in of_manifest(text)
+    assert of_manifest(POD)
