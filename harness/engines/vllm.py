@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from mmrepro.base.records import Fidelity, Setting, StandIn
 from mmrepro.engines.base import (
+    PROXY,
     SERVED_MODEL,
     UVICORN_STARTS,
     Engine,
@@ -153,6 +154,8 @@ class VllmEngine(Engine):
 
     def role_of(self, name: str, cmdline: str) -> str:
         """The first process does not rename itself: it is known by what it was started with."""
+        if PROXY.search(cmdline):
+            return "proxy"
         main = any(module in cmdline for module in (SERVER_MODULE, *self.moved_to))
         return "APIServer" if main else super().role_of(name, cmdline)
 
@@ -197,6 +200,13 @@ class VllmEngine(Engine):
         yield Setting(
             name="TORCHDYNAMO_DISABLE", value="1", why="no compilation at warm-up: a faster start"
         )
+        if "DP" in ranks:
+            yield Setting(
+                name="VLLM_CPU_SIM_MULTI_NUMA",
+                value="1",
+                why="each replica takes a memory node of its own, and this machine may have one: "
+                "the second finds none (get_visible_memory_node, cpu_resource_utils.py of 0.33.0)",
+            )
         yield Setting(name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough")
         yield two_threads()
         old = Version(request.environment.spec.release) < NOBIND_SINCE
