@@ -222,9 +222,10 @@ class TransferLost(Scenario):
     )
     claims = (
         claim("never-freed", "the blocks of an aborted load are held until its end is reported, "
-              "and are never freed where it is not", REPORT, by="held-by-nobody", given="left"),
+              "and are never freed where it is not", REPORT, by="held-by-nobody",
+              given=("left", "fits")),
         claim("no-admission", "no new request is admitted once they fill the KV cache", REPORT,
-              by=("no-answer", "no-answer-later"), given="left"),
+              by=("no-answer", "no-answer-later"), given=("left", "fits")),
     )  # fmt: skip
 
 

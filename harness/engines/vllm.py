@@ -203,9 +203,10 @@ class VllmEngine(Engine):
         if "DP" in ranks:
             yield Setting(
                 name="VLLM_CPU_SIM_MULTI_NUMA",
-                value="1",
+                value="0",
                 why="each replica takes a memory node of its own, and this machine may have one: "
-                "the second finds none (get_visible_memory_node, cpu_resource_utils.py of 0.33.0)",
+                "the second finds none (get_visible_memory_node, cpu_resource_utils.py of 0.33.0). "
+                "Where this is set, to anything, all nodes are for all; 0: none is simulated",
             )
         yield Setting(name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough")
         yield two_threads()

@@ -5,16 +5,14 @@ from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
 from mmrepro.probes.data import MetricsData
 from mmrepro.scenario.vllm import BY_REASON
-from mmrepro.scenarios.transfer_lost import ABORTED, LATER, LEFT, LOCAL
+from mmrepro.scenarios.transfer_lost import LATER, LEFT
 
 from imposters import Imposter
-from imposters.minivllm import logged
-from imposters.vllm_edits import Edit, late, reply
+from imposters.vllm_edits import late, reply
 from imposters.vllm_silent import metric
 
 RUN, CURED, BEFORE = "transfer-lost-0.32.0", "transfer-lost-deadline", "transfer-lost-0.14.0"
 DIFFERENT, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
-NOT_REPRODUCED = Outcome.NOT_REPRODUCED
 USAGE = "vllm:kv_cache_usage_perc"
 
 
@@ -31,12 +29,6 @@ def all_answered(incident: Incident) -> None:
         reply(label, 200, tokens=340)(incident)
 
 
-def still_asking(incident: Incident) -> None:
-    """Nobody left: the log tells of no abort."""
-    edit: Edit = logged(**{ABORTED.replace("-", "_"): []})
-    edit(incident)
-
-
 IMPOSTERS = [
     Imposter("transfer: still on its way", RUN, "other-cause",
         "a transfer is waited for: what it needs is in use rightly", deferred, DIFFERENT,
@@ -50,15 +42,8 @@ IMPOSTERS = [
     Imposter("transfer: the use is not told", RUN, "absent-probe",
         "the server does not tell how full its KV cache is", metric(USAGE, None), UNDECIDED,
         ("no-admission",)),
-    Imposter("transfer: it never fitted", RUN, "other-cause",
-        "the same prompt was not answered before either", reply(LOCAL, 500, "no"), DIFFERENT,
-        ("never-freed", "no-admission")),
     Imposter("transfer: only slow", RUN, "overload",
         "the new request is answered after all", late, DIFFERENT, ("never-freed",)),
-    Imposter("transfer: everything arrived", RUN, "trigger-failed",
-        "the requests were answered: no client left", all_answered, UNDECIDED),
-    Imposter("transfer: nobody left", RUN, "trigger-failed",
-        "the log tells of no request that was aborted", still_asking, UNDECIDED),
     Imposter("transfer: before, and nobody left", BEFORE, "trigger-failed",
         "the requests were answered: nothing was to be freed", all_answered, UNDECIDED),
     Imposter("transfer: cured, and the engine is dead", CURED, "other-cause",
