@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import context
 from typing import Any, NoReturn
@@ -70,7 +70,8 @@ class Server:
             # As the children of an engine: the engine is imported once for both.
             process = context.SpawnContext().Process(target=run, args=(words,), name=part)
             process.start()
-            self.pid, self._code = process.pid, lambda: process.exitcode
+            self.pid: int = process.pid or 0
+            self._code: Callable[[], int | None] = lambda: process.exitcode
         else:
             popen = subprocess.Popen([sys.executable, "-m", *words])
             self.pid, self._code = popen.pid, popen.poll
@@ -117,7 +118,7 @@ def forks() -> bool:
 def run(words: list[str]) -> None:
     """In a fork: become that server, in name too."""
     with contextlib.suppress(ImportError):
-        from setproctitle import setproctitle  # the engine's
+        from setproctitle import setproctitle  # type: ignore[import-not-found]
 
         setproctitle(" ".join([sys.executable, "-m", *words]))
     sys.argv = words
@@ -128,7 +129,7 @@ def half(arguments: list[str], part: str, port: int) -> list[str]:
     """The arguments of one of the two; an option's last value is the one that counts."""
     words = list(split(arguments))
     given = [value for name, value in words if name == CONFIG]
-    config = json.loads(given[-1]) | {"kv_role": ROLES[part]} if given else {}
+    config = json.loads(given[-1] or "{}") | {"kv_role": ROLES[part]} if given else {}
     left = [word for name, value in words if name not in (CONFIG, PORT) for word in (name, value)]
     return [
         *(word for word in left if word is not None),

@@ -222,7 +222,8 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
             yield from _front(data, run, model)
         for use in data.processes if isinstance(data, ProcessesData) else ():
             listens = PORT.search(use.cmdline)
-            behind = use.pid != data.root_pid and PROXY.search(" ".join(run.command))
+            behind = isinstance(data, ProcessesData) and use.pid != data.root_pid
+            behind = behind and PROXY.search(" ".join(run.command)) is not None
             if listens and port and listens[1] != port and not behind:
                 yield (
                     "processes",
