@@ -173,9 +173,7 @@ class TransferLost(Scenario):
         await self.prompt(drive, LATER)
 
     def gate_check(self, evidence: Evidence) -> Finding:
-        """A completion's record has no tokens, for it was sent as it is."""
-        bad = [r.label for r in evidence.requests_in("gate") if r.status != 200]
-        return Finding.of(not bad, f"not answered: {', '.join(bad) or 'none'}")
+        return vllm.gate_of_completions(evidence)
 
     def exposure(self, facts: LiveFacts) -> Finding:
         if facts.command and facts.option("--kv-transfer-config") is None:

@@ -25,6 +25,8 @@ from packaging.version import Version
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 NOBIND_SINCE = Version("0.13")
 """Older CPU builds crash in init_cpu_threads_env with "nobind" (seen with 0.11.0)."""
+OWN_NODE_SINCE = Version("0.33.0")
+"""Replicas of 0.32.0 start as they are."""
 GPU_MEMORY_OPTIONS = (
     "--gpu-memory-utilization",
     "--kv-cache-memory-bytes",
@@ -200,7 +202,8 @@ class VllmEngine(Engine):
         yield Setting(
             name="TORCHDYNAMO_DISABLE", value="1", why="no compilation at warm-up: a faster start"
         )
-        if "DP" in ranks:
+        release = Version(request.environment.spec.release)
+        if "DP" in ranks and release >= OWN_NODE_SINCE:
             yield Setting(
                 name="VLLM_CPU_SIM_MULTI_NUMA",
                 value="0",
@@ -210,7 +213,7 @@ class VllmEngine(Engine):
             )
         yield Setting(name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough")
         yield two_threads()
-        old = Version(request.environment.spec.release) < NOBIND_SINCE
+        old = release < NOBIND_SINCE
         yield Setting(
             name="VLLM_CPU_OMP_THREADS_BIND",
             value="all" if old else "nobind",

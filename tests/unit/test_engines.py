@@ -68,6 +68,13 @@ def test_a_pair_is_the_proxy_with_the_engines_server_and_its_options() -> None:
     assert VLLM.role_of("python", " ".join(alone.argv)) == "APIServer"
 
 
+def test_replicas_share_the_memory_nodes_where_a_release_gives_each_its_own() -> None:
+    asked = "--data-parallel-size=2"
+    assert plan(asked, release="0.33.0").env["VLLM_CPU_SIM_MULTI_NUMA"] == "0"
+    for made in (plan(asked, release="0.32.0"), plan(release="0.33.0")):
+        assert "VLLM_CPU_SIM_MULTI_NUMA" not in made.env
+
+
 def test_a_gpu_is_not_filled_for_a_tiny_model() -> None:
     """72 GiB of KV cache would be millions of its blocks."""
     made = plan(device="cuda")
