@@ -101,12 +101,11 @@ class Server:
             return connection.getresponse().read().decode()
 
     def well(self) -> bool:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HEALTH_S)
-            connection.request("GET", "/health")
-            return connection.getresponse().status == HEALTHY
-        except (OSError, http.client.HTTPException):
-            return False
+        asked = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HEALTH_S)
+        with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
+            asked.request("GET", "/health")
+            return asked.getresponse().status == HEALTHY
+        return False
 
 
 def forks() -> bool:
