@@ -49,6 +49,7 @@ from mmrepro.live.diagnose.options import DiagnoseCommand  # noqa: E402
 from mmrepro.live.diagnose.session import diagnose  # noqa: E402
 from mmrepro.live.diagnose.titles import labels  # noqa: E402
 from mmrepro.live.fleet.session import look as fleet  # noqa: E402
+from mmrepro.reproducers import reproducer_path  # noqa: E402
 from record import packed  # noqa: E402
 from record_ranks import Case, Server, served  # noqa: E402
 
@@ -311,7 +312,8 @@ def transfer(kind: str, role: str) -> Case:
         "kv_connector_extra_config": {"kind": kind},
     }
     options = ("--kv-transfer-config", json.dumps(config))
-    return Case(f"{role}-{kind}", options=options, model="text", paths=(str(HERE),))
+    paths = (str(HERE), str(reproducer_path("standins") / "lost_transfer"))
+    return Case(f"{role}-{kind}", options=options, model="text", paths=paths)
 
 
 def remote(server: Server, prompt: str, timeout_s: float) -> None:

@@ -27,6 +27,9 @@ SERVED_MODEL = "tiny"
 
 UVICORN_STARTS = r"INFO:\s+Started server process \[\d+\]"
 
+PROXY = re.compile(r"pair[./]server")
+"""The command line of what stands before a prefill and a decode server (reproducers/pair)."""
+
 BOOT = "boot"
 """Below ``reproducers/standins``: runs the stand-ins in every process of the engine."""
 
@@ -246,11 +249,14 @@ class Engine(ABC):
         """
         from mmrepro.base.machine.files import cache_root
         from mmrepro.base.machine.gpu import hide
-        from mmrepro.engines.features import options_of
+        from mmrepro.engines.features import PAIR, options_of
         from mmrepro.engines.models.tiny import MODELS_DIR, with_folders
         from mmrepro.engines.supervise import Entry
+        from mmrepro.reproducers import reproducer_path
 
         args, variables = options_of(self.name, request.server_args, request.server_env)
+        pair = PAIR in args
+        args = [word for word in args if word != PAIR]
         request = replace(request, server_args=tuple(args), server_env=variables)
         for option in self.owned_options:
             if has_option(request.server_args, option):
@@ -268,15 +274,24 @@ class Engine(ABC):
                 arguments += [setting.name, *([setting.value] if setting.value else [])]
         arguments += request.all_server_args
         arguments = [with_folders(word, cache_root() / MODELS_DIR) for word in arguments]
+        run, entry = self.interpreter_args(module), Entry(module, arguments, self.module_path())
+        if pair:
+            script = reproducer_path("pair") / "server.py"
+            run, arguments = [str(script)], [module, *arguments]
+            entry = Entry("pair.server", arguments, [str(script.parent.parent)])
         return LaunchPlan(
-            argv=[str(request.environment.python), *self.interpreter_args(module), *arguments],
+            argv=[str(request.environment.python), *run, *arguments],
             env=env | request.variables(patches),
             settings=settings,
             # Copies: what each run counts of them is written into them.
             stand_ins=[p.stand_in.model_copy() for p in patches],
             fidelity=lowered(self.fidelity_in(request.environment), patches),
-            entry=Entry(module, arguments, self.module_path()),
-            preload=(*self.preload, *self._model_modules(request.model)),
+            entry=entry,
+            preload=(
+                *self.preload,
+                *([module] if pair else []),
+                *self._model_modules(request.model),
+            ),
         )
 
     def interpreter_args(self, module: str) -> list[str]:

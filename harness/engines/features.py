@@ -52,6 +52,8 @@ def _adapters(slots: int) -> tuple[str, ...]:
     return ("--enable-lora", *rank, "--lora-modules", *named)
 
 
+PAIR: Final = "--prefill-and-decode"
+"""No option of an engine: two servers and a proxy are started (reproducers/pair/server.py)."""
 _FOLDER = "{run-tmp}/kv"
 _NO_SPECULATION = ("--speculative-config=None",)
 _NO_CONNECTOR = ("--kv-transfer-config=None",)
@@ -91,6 +93,11 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
             _connector("ExampleConnector", **_FILE),
             _NO_CONNECTOR,
             _DEVELOPER,
+        ),
+        "pd": Feature(
+            "prefill and decode in two servers",
+            (PAIR, *_connector("ExampleConnector", **_FILE)),
+            env=_DEVELOPER,
         ),
         "multi-connector": Feature(
             "two KV connectors",
@@ -204,6 +211,11 @@ def options_of(
         else:
             given.append(word)
     return given, variables | dict(env)
+
+
+def paired(args: Sequence[str]) -> bool:
+    """Whether these options start a prefill and a decode server."""
+    return PAIR in args or "{feature:pd}" in args
 
 
 def turned_on(engine: str, args: Sequence[str]) -> dict[str, Feature]:

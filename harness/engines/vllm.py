@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from mmrepro.base.records import Fidelity, Setting, StandIn
 from mmrepro.engines.base import (
+    PROXY,
     SERVED_MODEL,
     UVICORN_STARTS,
     Engine,
@@ -24,6 +25,8 @@ from packaging.version import Version
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 NOBIND_SINCE = Version("0.13")
 """Older CPU builds crash in init_cpu_threads_env with "nobind" (seen with 0.11.0)."""
+OWN_NODE_SINCE = Version("0.33.0")
+"""Replicas of 0.32.0 start as they are."""
 GPU_MEMORY_OPTIONS = (
     "--gpu-memory-utilization",
     "--kv-cache-memory-bytes",
@@ -153,6 +156,8 @@ class VllmEngine(Engine):
 
     def role_of(self, name: str, cmdline: str) -> str:
         """The first process does not rename itself: it is known by what it was started with."""
+        if PROXY.search(cmdline):
+            return "proxy"
         main = any(module in cmdline for module in (SERVER_MODULE, *self.moved_to))
         return "APIServer" if main else super().role_of(name, cmdline)
 
@@ -197,9 +202,18 @@ class VllmEngine(Engine):
         yield Setting(
             name="TORCHDYNAMO_DISABLE", value="1", why="no compilation at warm-up: a faster start"
         )
+        release = Version(request.environment.spec.release)
+        if "DP" in ranks and release >= OWN_NODE_SINCE:
+            yield Setting(
+                name="VLLM_CPU_SIM_MULTI_NUMA",
+                value="0",
+                why="each replica takes a memory node of its own, and this machine may have one: "
+                "the second finds none (get_visible_memory_node, cpu_resource_utils.py of 0.33.0). "
+                "Where this is set, to anything, all nodes are for all; 0: none is simulated",
+            )
         yield Setting(name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough")
         yield two_threads()
-        old = Version(request.environment.spec.release) < NOBIND_SINCE
+        old = release < NOBIND_SINCE
         yield Setting(
             name="VLLM_CPU_OMP_THREADS_BIND",
             value="all" if old else "nobind",

@@ -453,6 +453,14 @@ def item_above_the_budget(stacks: StacksData) -> Finding:
 BY_REASON = "vllm:num_requests_waiting_by_reason"
 
 
+def gate_of_completions(evidence: Evidence) -> Finding:
+    """For a ``gate_check``: a completion's record has no tokens, for it was sent as it is."""
+    sent = evidence.requests_in("gate")
+    bad = [r.label for r in sent if r.status != 200]
+    told = f"{len(sent)} requests; not answered: {', '.join(bad) or 'none'}"
+    return Finding.of(len(sent) > 0 and not bad, told)
+
+
 def waiting_alone(metrics: Metrics, engine: Engine) -> Finding:
     """The scheduler counts requests as waiting and none as running, in two readings."""
     running, waiting = (metrics.readings(engine.metrics[name]) for name in ("running", "waiting"))

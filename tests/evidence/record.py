@@ -144,6 +144,10 @@ hybrid-checkpoint --release 0.32.0
 hybrid-checkpoint --mitigation no-prefix-caching
 session-embeds
 session-embeds --mitigation patch
+transfer-lost
+transfer-lost --release 0.32.0
+transfer-lost --release 0.14.0
+transfer-lost --mitigation deadline
 mm-prefill-contract --variant slot-mapping --server-arg=--text-only
 mm-prefill-contract --variant pinned-placeholder --mitigation fix --server-arg=--fault=slot-mapping
 borrowed-faults --variant ghost-key-lru --server-arg=--mm-cache-tokens=4096

@@ -7,7 +7,7 @@ which words.
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -29,6 +29,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
+from mmrepro.probes.log_forms import written
 from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
@@ -495,6 +496,38 @@ def test_each_reason_is_given(check: str, name: str, edit: Edit, what: str, word
 
 def test_every_check_has_its_rows() -> None:
     assert {row[0] for row in ROWS} == {check.__name__ for check in coherence.CHECKS}
+
+
+def test_servers_behind_the_proxy_of_a_pair_have_ports_of_their_own() -> None:
+    """The proxy itself has none but the server's."""
+    incident: Incident = pickle.loads(packed(HANG))
+    seen = data(incident, ProcessesData)
+    child = next(one for one in seen.processes if one.pid != seen.root_pid)
+    child.cmdline += " --port 1"
+    run = run_of(incident)
+    assert doubted("one_server", incident, run)["processes"]
+    pair = replace(run, command=("python", "reproducers/pair/server.py", *run.command[2:]))
+    assert not doubted("one_server", incident, pair)
+    root = next(one for one in seen.processes if one.pid == seen.root_pid)
+    root.cmdline += " --port 1"
+    root.cmdline = root.cmdline.replace(f" --port {run.option('--port')}", "")
+    assert doubted("one_server", incident, pair)["processes"]
+
+
+def test_a_log_that_takes_seconds_to_read_may_have_lines_of_these_seconds() -> None:
+    incident: Incident = pickle.loads(packed(HANG))
+    told = [result for result in results(incident, LogsData) if lines(result.data)]
+    assert told
+    for result in told:
+        near = result.started.wall.replace(tzinfo=None)
+        times = [at for line in lines(result.data) if (at := written(line.time or "", near))]
+        result.started.wall = max(times).replace(tzinfo=UTC) - timedelta(seconds=9)
+        result.seconds = 3.0
+    run = replace(run_of(incident), utc_offset_s=0.0)
+    assert "another day" in str(doubted("logs", incident, run))
+    for result in told:
+        result.seconds = 9.0
+    assert "another day" not in str(doubted("logs", incident, run))
 
 
 def test_a_zone_that_was_noted_leaves_no_other() -> None:

@@ -7,7 +7,7 @@ from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
-from mmrepro.engines.base import ranks_of
+from mmrepro.engines.base import PROXY, ranks_of
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.starts import explain
 from mmrepro.engines.supervise import Entry, launch_order
@@ -52,6 +52,27 @@ def value(argv: list[str], option: str) -> str:
 def test_an_unknown_engine_is_told_with_what_there_is() -> None:
     with pytest.raises(UsageError, match="there is lmdeploy, minivllm"):
         get_engine("no-such-engine")
+
+
+def test_a_pair_is_the_proxy_with_the_engines_server_and_its_options() -> None:
+    alone, pair = plan("--seed=1"), plan("--seed=1", "{feature:pd}")
+    script = Path(pair.argv[1])
+    assert script.is_file()
+    assert PROXY.search(pair.argv[1])
+    assert pair.argv[2:] == pair.entry.arguments
+    assert pair.argv[2] == VLLM.module == alone.entry.module
+    assert [word for word in pair.argv[3:] if "kv-transfer" not in word] == alone.entry.arguments
+    assert (Path(pair.entry.path[0]) / f"{pair.entry.module.replace('.', '/')}.py") == script
+    assert VLLM.module in pair.preload  # imported once, before both are forked
+    assert VLLM.role_of("python", " ".join(pair.argv)) == "proxy"
+    assert VLLM.role_of("python", " ".join(alone.argv)) == "APIServer"
+
+
+def test_replicas_share_the_memory_nodes_where_a_release_gives_each_its_own() -> None:
+    asked = "--data-parallel-size=2"
+    assert plan(asked, release="0.33.0").env["VLLM_CPU_SIM_MULTI_NUMA"] == "0"
+    for made in (plan(asked, release="0.32.0"), plan(release="0.33.0")):
+        assert "VLLM_CPU_SIM_MULTI_NUMA" not in made.env
 
 
 def test_a_gpu_is_not_filled_for_a_tiny_model() -> None:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from mmrepro.base.records import Moment
 from mmrepro.engines import Engine
+from mmrepro.engines.base import PROXY
 from mmrepro.probes.data import (
     ConnectionsData,
     HttpData,
@@ -223,7 +224,9 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
             yield from _front(data, run, model)
         for use in data.processes if isinstance(data, ProcessesData) else ():
             listens = PORT.search(use.cmdline)
-            if listens and port and listens[1] != port:
+            behind = isinstance(data, ProcessesData) and use.pid != data.root_pid
+            behind = behind and PROXY.search(" ".join(run.command)) is not None
+            if listens and port and listens[1] != port and not behind:
                 yield (
                     "processes",
                     f"process {use.pid} listens on {listens[1]}, the server on {port}",
@@ -837,7 +840,9 @@ def _dated(result: ProbeResult, evidence: Evidence, run: Run) -> Iterator[str]: 
         zone = timedelta(seconds=run.utc_offset_s)
     else:  # the nearest zone in which nothing was logged after it was read
         zone = -((read - newest + timedelta(seconds=1)) // ZONE) * ZONE
-    if abs(zone) > FARTHEST or newest - zone > read + timedelta(seconds=1):
+    # A busy machine reads a long log for seconds, and the engine goes on writing.
+    ended = read + timedelta(seconds=result.seconds)
+    if abs(zone) > FARTHEST or newest - zone > ended + timedelta(seconds=1):
         yield f"it is of another day: its last line is of {newest}, it was read at {read}"
     if run.utc_offset_s is not None and run.began is not None:
         began = run.began.wall.astimezone(UTC).replace(tzinfo=None) + zone

@@ -26,6 +26,7 @@ from typing import TypeAlias
 
 from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
+from mmrepro.engines.features import paired
 from mmrepro.engines.models.qwen import FACTOR
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.engines.sglang import OPTIONS as SGLANG_OPTIONS
@@ -330,6 +331,13 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
         return Judged(unseen=[why])
     if played.state is not PlayState.ENDED:
         return Judged(unseen=["The play did not end: the cache bound was not judged."])
+    if paired(case.server.args):
+        return Judged(
+            unseen=[
+                "A decode server has a prompt's tokens from its prefill server: the cache bound "
+                "was not judged."
+            ]
+        )
     if _preempted(played, engine):
         return Judged(
             unseen=[

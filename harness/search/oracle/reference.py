@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from mmrepro.engines import Engine
-from mmrepro.engines.features import options_of
+from mmrepro.engines.features import PAIR, options_of
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.search.oracle.promises import parses
 from mmrepro.traffic.case.bodies import opened
@@ -62,7 +62,7 @@ PLAIN = {
         ),
         flags=(
             *(("--max-num-partial-prefills", 1), ("--max-long-partial-prefills", 1)),
-            *(("--speculative-config", 1), ("--kv-transfer-config", 1)),
+            *(("--speculative-config", 1), ("--kv-transfer-config", 1), (PAIR, 0)),
             *(("--tensor-parallel-size", 1), ("--pipeline-parallel-size", 1)),
             *(("--data-parallel-size", 1), ("--async-scheduling", 0)),
             *(("--num-gpu-blocks-override", 1), ("--max-loras", 1), ("--max-cpu-loras", 1)),

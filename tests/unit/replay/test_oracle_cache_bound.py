@@ -347,6 +347,19 @@ def test_where_own_tokens_may_come_from_the_cache_nothing_is_said(fields, word):
     assert word in found.unseen[0]
 
 
+@pytest.mark.parametrize("word", ["{feature:pd}", "--prefill-and-decode"])
+def test_what_a_prefill_server_computed_is_no_earlier_prompt(word):
+    op, never = operation("r1", "hello"), {"vllm:num_preemptions_total": 0.0}
+    around = {"before": reading(0.0, never), "after": reading(9.0, never)}
+    play = played([answer(op, cached_tokens=24)], **around)
+    case, engine = case_of([op]), get_engine("vllm")
+    assert cache_bound(case, play, engine).sightings
+    case.server.args.append(word)
+    found = cache_bound(case, play, engine)
+    assert not found.sightings
+    assert "prefill server" in found.unseen[0]
+
+
 def test_a_server_that_never_tells_is_said_to():
     op = operation("r1")
     found = cache_bound(case_of([op]), played([answer(op)]), get_engine("vllm"))

@@ -1,0 +1,1 @@
+"""Prefill and decode in two servers of one engine, behind one address."""
