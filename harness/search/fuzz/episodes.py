@@ -144,6 +144,8 @@ class Episodes:
             apart = {one for group in ONE_OF if ADAPTERS[0] in group for one in group}
             maker.on -= apart - {ADAPTERS[0]}
             maker.on.add(ADAPTERS[0])
+        if Switch.FILES in maker.on:
+            case = _without(case, self.dialect.salts)
         switches = tuple(sorted(maker.on))
         case = with_features(self._titled(case, number), maker.on)
         return Planned(number, "mixed", case, switches, origin, compared)
@@ -249,6 +251,17 @@ def with_features(case: Case, on: Collection[Switch]) -> Case:
     update = {"args": args, "env": {**server.env, **env}, "model": model}
     wanted = server.model_copy(update=update)
     return case.model_copy(update={"server": wanted})
+
+
+def _without(case: Case, parameters: Collection[str]) -> Case:
+    """Its requests without them: what it was made of may have what a switch rules out."""
+    operations = [
+        op.model_copy(
+            update={"parameters": {k: v for k, v in op.parameters.items() if k not in parameters}}
+        )
+        for op in case.operations
+    ]
+    return case.model_copy(update={"operations": operations})
 
 
 def asks_adapters(case: Case) -> bool:

@@ -74,10 +74,12 @@ ONE_OF: Final = (
     (Switch.NGRAM, Switch.DRAFT, Switch.HYBRID),
     (*ADAPTERS, Switch.FILES, Switch.HYBRID),
     (Switch.FILES, Switch.CHUNKS),
+    (Switch.FILES, Switch.SALT),
 )
-"""Switches of which one server has one at most. vLLM's file connector takes one adapter's keys and
-values for another's (vllm#53495), and a prompt's first chunk for all of it (vllm#16928): both would
-hide all else. A hybrid's prediction head needs a GPU (docs/lab/stack.md)."""
+"""Switches of which one server has one at most. vLLM's file connector takes the keys and values of
+one adapter, or under one salt, for another's (vllm#53495), and a prompt's first chunk for all of it
+(vllm#16928): both would hide all else. A hybrid's prediction head needs a GPU
+(docs/lab/stack.md)."""
 LEADS: Final = ((Switch.NGRAM, Switch.DRAFT), ADAPTERS, (Switch.FILES,), (Switch.HYBRID,))
 """What a server of today keeps between its steps. Each episode has one of a group for certain, the
 groups in turn: chance alone would leave one out of a short session."""

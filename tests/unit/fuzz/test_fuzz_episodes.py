@@ -27,6 +27,7 @@ from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.reference import LOADS, UNLOADS
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import (
+    CHAT,
     COMPLETIONS,
     Barrier,
     Case,
@@ -302,6 +303,25 @@ def test_a_short_session_of_the_profile_modern_leaves_no_group_of_features_out()
         episodes = [modern(seed, number) for number in range(5, 9)]
         for group in LEADS:
             assert any({*group} & {*one.switches} for one in episodes)
+
+
+def test_one_salt_is_not_asked_of_a_file_connector() -> None:
+    salted = modern(3).case
+    ops = [op for op in salted.operations if op.model is None and op.path == CHAT]
+    ops = [op.model_copy(update={"parameters": {**op.parameters, "cache_salt": "a"}}) for op in ops]
+    source = salted.model_copy(update={"server": WANTED_MODERN, "operations": ops[:8]})
+    source = source.keeping([op.id for op in ops[:8]])
+    tried = {True: 0, False: 0}
+    for seed in range(40):
+        episodes = Episodes(
+            seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=source
+        )
+        planned = episodes.next(2)
+        files = Switch.FILES in planned.switches
+        salts = any("cache_salt" in op.parameters for op in planned.case.operations)
+        tried[files] += salts or files
+        assert not (files and salts)
+    assert all(tried.values())
 
 
 def test_an_episode_made_of_one_that_asks_adapters_has_no_file_connector_beside_them() -> None:
