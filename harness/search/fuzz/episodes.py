@@ -50,6 +50,8 @@ MOTIF, OF_FEATURE = 0.5, 0.8
 RIDS = ("rid", "request_id", "session_id")
 """What is doubled has no id of its own."""
 AT_ONCE = (1, 1, 2, 4, 8)
+MODERN_AT_ONCE = (1, 2, 4, 4, 8)
+"""Of the profile modern: its features act between requests that share a step."""
 MOST_OPERATIONS = 80
 
 
@@ -165,7 +167,7 @@ class Episodes:
     def _new(self, maker: Maker) -> Case:
         random = maker.random
         count = random.randint(REQUESTS * 3 // 4, REQUESTS * 5 // 4)
-        at_once = random.choice(AT_ONCE)
+        at_once = random.choice(MODERN_AT_ONCE if self.modern else AT_ONCE)
         placed: list[tuple[float, Operation]] = []
         for motif in _MOTIFS:
             if random.random() < (OF_FEATURE if motif in _OF_FEATURES else MOTIF):
@@ -369,12 +371,14 @@ def _come_and_gone(maker: Maker) -> list[Operation]:
 
 
 def _kept_and_fetched(maker: Maker) -> list[Operation]:
-    """A long prompt, whose blocks leave the cache; the same again, and the same with more."""
+    """A long prompt, whose blocks leave the cache; the same again beside another request, and the
+    same with more."""
     if Switch.FILES not in maker.on:
         return []
     limits = maker.limits
     text = maker.text(max(80, min(limits.context, limits.room) // 3))
     ops = [maker.request([], text, max_tokens=4, leave=""), maker.reset()]
+    ops.append(maker.request([], max_tokens=33, leave=""))
     ops += [maker.request([], text + more, max_tokens=16, leave="") for more in ("", " and more")]
     return ops
 
@@ -386,7 +390,7 @@ def _more_than_fits(maker: Maker) -> list[Operation]:
         return []
     limits = maker.limits
     tokens = max(80, min(limits.longest, limits.room // 4) - maker.random.randint(8, 40))
-    texts = [maker.text(tokens) for _ in range(6)]
+    texts = [maker.text(tokens, shared=False) for _ in range(6)]
     return [maker.request([], text, max_tokens=n, leave="") for n in (2, 8) for text in texts]
 
 
