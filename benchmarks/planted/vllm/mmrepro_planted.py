@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "VLLM_PLANTED"
-GATHERED = 5
-"""Prompts that are stored together: one more than the profile modern answers at a time."""
+GATHERED = 6
+"""Prompts that are stored together: more than the profile modern answers at a time."""
 MISTAKES: dict[str, Callable[[], None]] = {}
 _plugged: list[str] = []
 
