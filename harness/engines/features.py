@@ -60,6 +60,9 @@ _NO_CONNECTOR = ("--kv-transfer-config=None",)
 _DEVELOPER = {"VLLM_SERVER_DEV_MODE": "1"}
 _RUNTIME = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 _FILE = {"shared_storage_path": _FOLDER}
+# It stores what the first step of a prompt computed, and takes it for the whole prompt
+# (vllm#16928): here a step has room for all prompts of the profile ``modern``.
+_ONE_STEP = "--max-num-batched-tokens=8192"
 
 FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
     "vllm": {
@@ -90,7 +93,7 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
         ),
         "file-connector": Feature(
             "KV cache kept in files",
-            _connector("ExampleConnector", **_FILE),
+            (*_connector("ExampleConnector", **_FILE), _ONE_STEP),
             _NO_CONNECTOR,
             _DEVELOPER,
         ),
@@ -101,16 +104,19 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
         ),
         "multi-connector": Feature(
             "two KV connectors",
-            _connector(
-                "MultiConnector",
-                connectors=[
-                    {
-                        "kv_connector": "ExampleConnector",
-                        "kv_role": "kv_both",
-                        "kv_connector_extra_config": {"shared_storage_path": f"{_FOLDER}{n}"},
-                    }
-                    for n in (1, 2)
-                ],
+            (
+                *_connector(
+                    "MultiConnector",
+                    connectors=[
+                        {
+                            "kv_connector": "ExampleConnector",
+                            "kv_role": "kv_both",
+                            "kv_connector_extra_config": {"shared_storage_path": f"{_FOLDER}{n}"},
+                        }
+                        for n in (1, 2)
+                    ],
+                ),
+                _ONE_STEP,
             ),
             _NO_CONNECTOR,
             _DEVELOPER,

@@ -198,7 +198,7 @@ class Journal:
         try:
             lines = self._file.content.splitlines()
             self.head = kind.head(lines[0], folder) if lines else self.append(head)
-            if other := self.head.other_than(head):
+            if other := self.head.other_than(Redactor().redact_model(head)):
                 raise UsageError(
                     f"The {kind.what} in {folder} {other}.",
                     hint=f"go on with the command that {kind.document} names, or begin a new one "

@@ -8,10 +8,19 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from mmrepro.engines.features import feature
+from mmrepro.engines.models.tiny import TINY
 from mmrepro.search.fuzz.limits import Limits, learning_case, narrowing_case
 from mmrepro.search.fuzz.options import Dialect, dialect_of
 from mmrepro.search.fuzz.requests import RESETS, STATIC, TILE, Maker
-from mmrepro.search.fuzz.steering import ADAPTERS, SERVERS, Switch, drawn, offered
+from mmrepro.search.fuzz.steering import (
+    ADAPTERS,
+    ONE_OF,
+    SERVERS,
+    Switch,
+    drawn,
+    lead_of,
+    offered,
+)
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.reference import LOADS, PLAIN, UNLOADS, comparable
 from mmrepro.traffic.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
@@ -31,16 +40,18 @@ CHANGED = 0.4
 """Share of mixed episodes that are changed ones, where there are some worth it."""
 FROM = 0.6
 """The same, of what was given by --from."""
-MODERN_COMPARED = 0.6
+MODERN_COMPARED = 0.85
 """The same of the profile modern: what its features break is mostly silent."""
 COMPARED = 0.25
 """Share of mixed episodes whose requests are greedy, with logprobs, so that answers compare; all
 of engines that are exact without."""
-MOTIF = 0.5
-"""Chance of each motif in a new episode."""
+MOTIF, OF_FEATURE = 0.5, 0.8
+"""Chance of each motif in a new episode, and of those of a server's feature where it is on."""
 RIDS = ("rid", "request_id", "session_id")
 """What is doubled has no id of its own."""
 AT_ONCE = (1, 1, 2, 4, 8)
+MODERN_AT_ONCE = (1, 2, 4, 4, 8)
+"""Of the profile modern: its features act between requests that share a step."""
 MOST_OPERATIONS = 80
 
 
@@ -98,9 +109,8 @@ class Episodes:
         kind = KINDS[(number - 1) % len(KINDS)]
         if kind == "many" and not self.pictures:
             kind = "mixed"
-        on = drawn(
-            random, offered(self.dialect, pictures=self.pictures, modern=self.modern), self.less
-        )
+        among = offered(self.dialect, pictures=self.pictures, modern=self.modern)
+        on = drawn(random, among, self.less, lead_of(self.seed, number, among))
         maker = Maker(
             f"e{number}", random, self.limits, self.dialect, on, self.given, hazards=self.hazards
         )
@@ -133,7 +143,11 @@ class Episodes:
         if compared:
             case = comparable(case)
         if asks_adapters(case) and not maker.on.intersection(ADAPTERS):
+            apart = {one for group in ONE_OF if ADAPTERS[0] in group for one in group}
+            maker.on -= apart - {ADAPTERS[0]}
             maker.on.add(ADAPTERS[0])
+        if Switch.FILES in maker.on:
+            case = _without(case, self.dialect.salts)
         switches = tuple(sorted(maker.on))
         case = with_features(self._titled(case, number), maker.on)
         return Planned(number, "mixed", case, switches, origin, compared)
@@ -153,10 +167,10 @@ class Episodes:
     def _new(self, maker: Maker) -> Case:
         random = maker.random
         count = random.randint(REQUESTS * 3 // 4, REQUESTS * 5 // 4)
-        at_once = random.choice(AT_ONCE)
+        at_once = random.choice(MODERN_AT_ONCE if self.modern else AT_ONCE)
         placed: list[tuple[float, Operation]] = []
         for motif in _MOTIFS:
-            if random.random() < MOTIF:
+            if random.random() < (OF_FEATURE if motif in _OF_FEATURES else MOTIF):
                 ops = motif(maker)
                 begin = random.random() * 0.5
                 step = random.choice((0.001, 0.1))
@@ -232,8 +246,24 @@ def with_features(case: Case, on: Collection[Switch]) -> Case:
     found = [feature(server.engine, str(one)) for one in SERVERS if one in on]
     args = [*server.args, *(word for one in found for word in one.args)]
     env = {name: value for one in found for name, value in one.env.items()}
-    wanted = server.model_copy(update={"args": args, "env": {**server.env, **env}})
+    usual = dialect_of(server.engine).model
+    model = next((one.model for one in found if one.model != usual), server.model)
+    if model != server.model and TINY[model].bfloat16_only:
+        args.append("--dtype=bfloat16")
+    update = {"args": args, "env": {**server.env, **env}, "model": model}
+    wanted = server.model_copy(update=update)
     return case.model_copy(update={"server": wanted})
+
+
+def _without(case: Case, parameters: Collection[str]) -> Case:
+    """Its requests without them: what it was made of may have what a switch rules out."""
+    operations = [
+        op.model_copy(
+            update={"parameters": {k: v for k, v in op.parameters.items() if k not in parameters}}
+        )
+        for op in case.operations
+    ]
+    return case.model_copy(update={"operations": operations})
 
 
 def asks_adapters(case: Case) -> bool:
@@ -341,19 +371,50 @@ def _come_and_gone(maker: Maker) -> list[Operation]:
 
 
 def _kept_and_fetched(maker: Maker) -> list[Operation]:
-    """A long prompt, whose blocks leave the cache; the same again, and the same with more."""
+    """A long prompt, whose blocks leave the cache; the same again beside another request, and the
+    same with more."""
     if Switch.FILES not in maker.on:
         return []
     limits = maker.limits
     text = maker.text(max(80, min(limits.context, limits.room) // 3))
     ops = [maker.request([], text, max_tokens=4, leave=""), maker.reset()]
+    ops.append(maker.request([], max_tokens=33, leave=""))
     ops += [maker.request([], text + more, max_tokens=16, leave="") for more in ("", " and more")]
     return ops
 
 
+def _more_than_fits(maker: Maker) -> list[Operation]:
+    """Prompts that the KV cache does not hold together, and the same again: what left the cache is
+    fetched from where it was stored."""
+    if Switch.FILES not in maker.on:
+        return []
+    limits = maker.limits
+    tokens = max(80, min(limits.longest, limits.room // 4) - maker.random.randint(8, 40))
+    texts = [maker.text(tokens, shared=False) for _ in range(6)]
+    return [maker.request([], text, max_tokens=n, leave="") for n in (2, 8) for text in texts]
+
+
+def _goes_on(maker: Maker) -> list[Operation]:
+    """A long prompt, again and again with more behind it, beside others: what goes on from cached
+    blocks joins requests that are answered already."""
+    if Switch.HYBRID not in maker.on:
+        return []
+    random = maker.random
+    text = maker.text(round(maker.limits.longest * random.choice((0.5, 0.7, 0.85))))
+    ops = [maker.request([], text, max_tokens=2, leave="")]
+    for count in range(3):
+        ops.append(maker.request([], max_tokens=33, tokens=random.randint(20, 60), leave=""))
+        more = text + " and more" * count
+        ops.append(maker.request([], more, max_tokens=random.choice((8, 16)), leave=""))
+    return ops
+
+
+_OF_FEATURES = (
+    *(_repeating, _in_turn, _come_and_gone, _kept_and_fetched, _more_than_fits, _goes_on),
+)
 _MOTIFS = (
     *(_refused_then_again, _fill, _related, _twice, _gone_then_again, _full_house),
-    *(_repeating, _in_turn, _come_and_gone, _kept_and_fetched),
+    *_OF_FEATURES,
 )
 
 

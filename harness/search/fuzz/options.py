@@ -12,6 +12,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import option
 from mmrepro.base.units import exact_duration
+from mmrepro.engines.features import feature
 from mmrepro.search.replay.options import ServerCommand
 from mmrepro.traffic.case.model import ServerWanted
 
@@ -30,7 +31,7 @@ class Profile(StrEnum):
     two pictures."""
     MODERN = "modern"
     """What servers of today do besides, some of it in each episode: speculation, adapters that come
-    and go, a KV cache in files, tools; texts only."""
+    and go, a KV cache in files, a hybrid's states in the prefix cache, tools; texts only."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             *("--num-gpu-blocks-override=48", "--scheduling-policy=priority"),
         ),
         features=(
-            *("ngram", "draft", "lora", "lora-evicted", "file-connector", "parsers"),
-            *("chunked-prefill", "no-async"),
+            *("ngram", "draft", "lora", "lora-evicted", "file-connector", "hybrid-prefix"),
+            *("parsers", "chunked-prefill", "no-async"),
         ),
     ),
     "sglang": Dialect(
@@ -176,11 +177,15 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
         raise UsageError(
             f"There is no profile modern for {wanted.engine}.", hint=f"mmrepro fuzz {known}"
         )
-    pressure = dialect.modern if profile is Profile.MODERN else dialect.pressure
+    pressure, env = dialect.pressure, dict(dialect.env)
+    if profile is Profile.MODERN:
+        pressure = dialect.modern
+        for name in dialect.features:  # of all of them: their servers have one fork server
+            env |= feature(wanted.engine, name).env
     return wanted.model_copy(
         update={
             "args": [*dialect.tells, *pressure, *wanted.args],
-            "env": {**dialect.env, **wanted.env},
+            "env": {**env, **wanted.env},
             "max_model_len": length or wanted.max_model_len,
         }
     )

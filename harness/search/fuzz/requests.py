@@ -203,14 +203,15 @@ class Maker:
 
     # ------------------------------------------------------------------ texts
 
-    def text(self, tokens: int, images: Sequence[str] = ()) -> str:
-        """A text that makes a prompt of ``tokens``, with those pictures."""
+    def text(self, tokens: int, images: Sequence[str] = (), *, shared: bool = True) -> str:
+        """A text that makes a prompt of ``tokens``, with those pictures; ``shared``: others may
+        begin with it, and it with what others begin with."""
         letters = self.limits.letters(tokens, [self.size(name) for name in images])
-        begin = ""
-        if Switch.REUSE in self.on and self._beginnings and self.random.random() < 0.5:
+        begin, reuse = "", shared and Switch.REUSE in self.on
+        if reuse and self._beginnings and self.random.random() < 0.5:
             begin = self.random.choice(self._beginnings)[:letters]
         made = begin + self._letters(letters - len(begin))
-        if Switch.REUSE in self.on and len(self._beginnings) < 4:
+        if reuse and len(self._beginnings) < 4:
             self._beginnings.append(made)
         return made
 

@@ -58,22 +58,31 @@ class Switch(StrEnum):
     LORA = "lora"
     EVICTED = "lora-evicted"
     FILES = "file-connector"
+    HYBRID = "hybrid-prefix"
     TOOLS = "parsers"
     CHUNKS = "chunked-prefill"
     SYNCHRONOUS = "no-async"
 
 
 SERVERS: Final = (
-    *(Switch.NGRAM, Switch.DRAFT, Switch.LORA, Switch.EVICTED, Switch.FILES, Switch.TOOLS),
-    *(Switch.CHUNKS, Switch.SYNCHRONOUS),
+    *(Switch.NGRAM, Switch.DRAFT, Switch.LORA, Switch.EVICTED, Switch.FILES, Switch.HYBRID),
+    *(Switch.TOOLS, Switch.CHUNKS, Switch.SYNCHRONOUS),
 )
 """Switches of the server, in the order in which its options are given."""
-ONE_OF: Final = (
-    (Switch.NGRAM, Switch.DRAFT),
-    (Switch.LORA, Switch.EVICTED),
-)
-"""Switches of which one server has one at most."""
 ADAPTERS: Final = (Switch.LORA, Switch.EVICTED)
+ONE_OF: Final = (
+    (Switch.NGRAM, Switch.DRAFT, Switch.HYBRID),
+    (*ADAPTERS, Switch.FILES, Switch.HYBRID),
+    (Switch.FILES, Switch.CHUNKS),
+    (Switch.FILES, Switch.SALT),
+)
+"""Switches of which one server has one at most. vLLM's file connector takes the keys and values of
+one adapter, or under one salt, for another's (vllm#53495), and a prompt's first chunk for all of it
+(vllm#16928): both would hide all else. A hybrid's prediction head needs a GPU
+(docs/lab/stack.md)."""
+LEADS: Final = ((Switch.NGRAM, Switch.DRAFT), ADAPTERS, (Switch.FILES,), (Switch.HYBRID,))
+"""What a server of today keeps between its steps. Each episode has one of a group for certain, the
+groups in turn: chance alone would leave one out of a short session."""
 
 
 ODDS: Mapping[Switch, float] = {
@@ -113,19 +122,36 @@ def offered(dialect: Dialect, *, pictures: bool, modern: bool = False) -> list[S
     return [one for one in Switch if there.get(one, True)]
 
 
-def drawn(random: Random, among: Iterable[Switch], less: Mapping[Switch, float]) -> set[Switch]:
-    """Those of one episode; ``less``: what their odds are multiplied by."""
+def drawn(
+    random: Random,
+    among: Iterable[Switch],
+    less: Mapping[Switch, float],
+    lead: Switch | None = None,
+) -> set[Switch]:
+    """Those of one episode; ``less``: what their odds are multiplied by; ``lead``: one that the
+    episode has for certain."""
     on = set()
     for one in among:
         odds = ODDS.get(one, USUAL_ODDS) * less.get(one, 1.0)
-        if random.random() < max(LEAST, odds):
+        if one is lead or random.random() < max(LEAST, odds):
             on.add(one)
     if Switch.IMAGES not in on:
         on -= {Switch.RELATIVES, Switch.SEVERAL, Switch.UUID}
     for group in ONE_OF:
-        if len(both := [one for one in group if one in on]) > 1:
-            on.remove(random.choice(both))
+        there = [one for one in group if one in on]
+        if len(there) > 1:
+            on -= {*there} - {lead if lead in there else random.choice(there)}
     return on
+
+
+def lead_of(seed: int, number: int, among: Iterable[Switch]) -> Switch | None:
+    """The switch of :data:`LEADS` that episode ``number`` has for certain; None: there is none."""
+    offered = {*among}
+    groups = [left for group in LEADS if (left := [one for one in group if one in offered])]
+    if not groups:
+        return None
+    Random(f"{seed}/leads").shuffle(groups)  # noqa: S311
+    return Random(f"{seed}/{number}/lead").choice(groups[number % len(groups)])  # noqa: S311
 
 
 _BY_PARAMETER = {

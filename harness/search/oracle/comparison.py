@@ -98,8 +98,12 @@ class _Comparison:
         self.counted: Counter[str] = Counter()
         self.exact = not rounds(case.server)
         self.pairs = list(self._pairs())
-        drifts = (d for _, mine, right in self.pairs for d in near_ties.drift(mine, right))
-        self.bound = near_ties.bound_of(drifts, exact=self.exact)
+        drifts = [list(near_ties.drift(mine, right)) for _, mine, right in self.pairs]
+        most = [max(each, default=0.0) for each in drifts]
+        self.moved = {n: most[n] for n in near_ties.outliers(most)} if self.exact else {}
+        """By place among ``pairs``: nats, of answers whose odds no noise moves so far."""
+        calm = (d for n, each in enumerate(drifts) if n not in self.moved for d in each)
+        self.bound = near_ties.bound_of(calm, exact=self.exact)
 
     def _pairs(self) -> Iterator[tuple[Operation, Answer, Answer]]:
         for op in self.case.operations:
@@ -121,7 +125,7 @@ class _Comparison:
         wrong: dict[str, str] = {}
         swapped: dict[str, str] = {}
         same: set[str] = set()
-        for op, mine, right in self.pairs:
+        for place, (op, mine, right) in enumerate(self.pairs):
             compared = near_ties.compare(
                 mine,
                 right,
@@ -134,6 +138,9 @@ class _Comparison:
                 swapped[op.id] = f"{op.id} got the answer to {whose}"
             elif compared.verdict is Verdict.DIFFERS:
                 wrong.setdefault(op.id, f"{op.id}, {compared.said}")
+            elif place in self.moved:
+                said = f"the odds of its tokens moved by {self.moved[place]:.3f} nats"
+                wrong.setdefault(op.id, f"{op.id}, {said}, noise is below {self.bound:.3f}")
             else:
                 self.counted[f"answers compared: {compared.verdict}"] += 1
                 token_by_token = untold or (mine.tokens and right.tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import quantiles
+from statistics import median, quantiles
 
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 from mmrepro.traffic.reading import MAX_LOGPROBS, TEXT_LIMIT
@@ -21,6 +21,9 @@ FLOOR_ROUNDED = 0.25
 apart, and each of the two tokens' logits may be off by a step or two in either play."""
 FLOOR_EXACT = 0.002
 """Nats; float32 on both sides: sums of some hundred products in another order."""
+OUTLIER, OTHERS = 0.05, 8
+"""Nats by which no order of float32 sums moves odds, where so many answers at least are there and
+most of them moved by less than ``FLOOR_EXACT``."""
 TAIL, TIMES = 99, 3.0
 """The bound is so many times that percentile of what is seen where the answers agree."""
 LEAST_SEEN = 50
@@ -149,6 +152,17 @@ def drift(one: Answer, other: Answer) -> Iterator[float]:
         for text, logprob in _unique(a.others).items():
             if text in there:
                 yield abs((a.logprob - logprob) - (b.logprob - there[text]))
+
+
+def outliers(drifts: Sequence[float]) -> set[int]:
+    """Places of answers that were computed from something else, although their tokens agree.
+
+    Args:
+        drifts: of each answer how far its odds moved at most; both plays ran in float32.
+    """
+    if len(drifts) < OTHERS or median(drifts) > FLOOR_EXACT:
+        return set()
+    return {place for place, moved in enumerate(drifts) if moved > OUTLIER}
 
 
 def bound_of(drifts: Iterable[float], *, exact: bool = False) -> float | None:

@@ -213,7 +213,8 @@ class Rounds:
         """Nothing loud: are the answers right?"""
         known = len(self._replay.findings)
         try:
-            found = self._silent.compare(case)
+            with self.plays.confirming():
+                found = self._silent.compare(case)
             if found is None:
                 return
             asked, first = found
@@ -221,9 +222,14 @@ class Rounds:
                 self._replay.unseen = [text for text in self._replay.unseen if text != NO_BLOCKS]
             self._say(first)
             seens = [first]
-            while self._open(seens) or self._led_to(seens):
-                again = Wanted(asked, "confirm", len(seens), "held against the reference, again")
-                seens.append(self.plays.play(again))
+            try:
+                with self.plays.confirming():
+                    while self._open(seens) or self._led_to(seens):
+                        what = "held against the reference, again"
+                        seens.append(self.plays.play(Wanted(asked, "confirm", len(seens), what)))
+            except Spent:
+                told = f"what is held against the reference was played {len(seens)} times"
+                self._replay.limits.append(f"{told}: --budget")
             self.plays.blocks = 0  # what is left out may lie in another block then
             limit = "found with the requests made greedy and with logprobs: so answers compare"
             self._found(asked, seens, (*limits, limit), simpler=False)

@@ -73,6 +73,24 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
     assert (settled(asked).seed, settled(asked).blind) == (0, True)
 
 
+def test_a_session_with_a_private_path_among_its_variables_begins(tmp_path: Path) -> None:
+    from mmrepro.base.machine.journal import Head, Journal
+    from mmrepro.search.fuzz.knowledge import EPISODES
+
+    def begun(path: str) -> None:
+        asked = {"env": {"PYTHONPATH": path}}
+        server = server_of("vllm", Profile.TEXT, asked, "")
+        first = FuzzCommand(engine="vllm", server=server, profile=Profile.TEXT)
+        head = Head(mmrepro_version="1", id="x", decides=first.decides)
+        Journal(EPISODES, tmp_path, head).close()
+
+    for _ in range(2):  # begun, and gone on with
+        begun("/work/somebody/plug-ins/of/theirs")
+    assert b"somebody" not in (tmp_path / EPISODES.file).read_bytes()
+    with pytest.raises(UsageError, match="begun with another server"):
+        begun("/usr/lib/others")
+
+
 def test_pictures_of_a_folder_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "pair"
     folder.mkdir()

@@ -22,11 +22,12 @@ from mmrepro.search.fuzz.episodes import (
 from mmrepro.search.fuzz.limits import Limits
 from mmrepro.search.fuzz.options import DIALECTS, Profile, dialect_of, under
 from mmrepro.search.fuzz.requests import RESETS
-from mmrepro.search.fuzz.steering import ODDS, SERVERS, Switch, needed_by, offered
+from mmrepro.search.fuzz.steering import LEADS, ODDS, SERVERS, Switch, needed_by, offered
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.reference import LOADS, UNLOADS
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import (
+    CHAT,
     COMPLETIONS,
     Barrier,
     Case,
@@ -259,21 +260,33 @@ def test_ids_begin_as_others_do() -> None:
     assert pairs > 5
 
 
+WANTED_MODERN = under(
+    Profile.MODERN,
+    ServerWanted(engine="vllm", release="0.32.0", model="qwen3-text"),
+    length_told=False,
+)
+
+
 def modern(seed: int, number: int = 1) -> Planned:
-    wanted = ServerWanted(engine="vllm", release="0.32.0", model="qwen3-text")
-    made = under(Profile.MODERN, wanted, length_told=False)
-    return Episodes(seed, made, pictures=False, limits=LIMITS, modern=True).next(number)
+    made = Episodes(seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True)
+    return made.next(number)
 
 
 def test_the_servers_of_the_profile_modern_have_what_is_switched_on() -> None:
     seen: set[Switch] = set()
+    envs: list[dict[str, str]] = []
     for seed in range(40):
         planned = modern(seed)
         on = {one for one in planned.switches if one in SERVERS}
         args = planned.case.server.args
         assert turned_on("vllm", args).keys() >= {str(one) for one in on}
         assert len(on & {Switch.NGRAM, Switch.DRAFT}) < 2
-        assert len(on & {Switch.LORA, Switch.EVICTED}) < 2
+        assert len(on & {Switch.LORA, Switch.EVICTED, Switch.FILES, Switch.HYBRID}) < 2
+        assert not on & {Switch.FILES, Switch.HYBRID} or "--enable-lora" not in args
+        server = planned.case.server
+        hybrid = server.model == "qwen3.5", args[-1] == "--dtype=bfloat16"
+        assert hybrid == (Switch.HYBRID in on,) * 2
+        envs.append(server.env)
         assert args.count("--enable-lora") == bool(on & {Switch.LORA, Switch.EVICTED})
         paths = {op.path for op in planned.case.operations}
         asks = any(op.model for op in planned.case.operations)
@@ -282,6 +295,52 @@ def test_the_servers_of_the_profile_modern_have_what_is_switched_on() -> None:
         assert LOADS not in paths or "--enable-lora" in args
         seen |= on
     assert seen == set(SERVERS)
+    assert all(env == envs[0] for env in envs)  # one fork server for all
+
+
+def test_a_short_session_of_the_profile_modern_leaves_no_group_of_features_out() -> None:
+    for seed in range(10):
+        episodes = [modern(seed, number) for number in range(5, 9)]
+        for group in LEADS:
+            assert any({*group} & {*one.switches} for one in episodes)
+
+
+def test_one_salt_is_not_asked_of_a_file_connector() -> None:
+    salted = modern(3).case
+    ops = [op for op in salted.operations if op.model is None and op.path == CHAT]
+    ops = [op.model_copy(update={"parameters": {**op.parameters, "cache_salt": "a"}}) for op in ops]
+    source = salted.model_copy(update={"server": WANTED_MODERN, "operations": ops[:8]})
+    source = source.keeping([op.id for op in ops[:8]])
+    tried = {True: 0, False: 0}
+    for seed in range(40):
+        episodes = Episodes(
+            seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=source
+        )
+        planned = episodes.next(2)
+        files = Switch.FILES in planned.switches
+        salts = any("cache_salt" in op.parameters for op in planned.case.operations)
+        tried[files] += salts or files
+        assert not (files and salts)
+    assert all(tried.values())
+
+
+def test_an_episode_made_of_one_that_asks_adapters_has_no_file_connector_beside_them() -> None:
+    tried = 0
+    for seed in range(60):
+        made = modern(seed)
+        made_of = made.case.model_copy(update={"server": WANTED_MODERN})
+        if not any(op.model for op in made_of.operations):
+            continue
+        again = Episodes(
+            seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=made_of
+        ).next(2)
+        args = again.case.server.args
+        if any(op.model for op in again.case.operations):
+            tried += 1
+            assert "--enable-lora" in args
+            assert not any("ExampleConnector" in word for word in args)
+            assert again.case.server.model == "qwen3-text"
+    assert tried > 10
 
 
 def test_an_adapter_that_comes_is_waited_for() -> None:

@@ -93,6 +93,8 @@ class ModernServer:
         if self.lie == "fetches another's" and self.fetches and len(text) > 60:
             prompt, self.told = prompt + "?", self.told + 1
         choice = answered(prompt, limit, noise=NOISE, chance=chance)
+        if self.lie == "fetches late" and self.fetches and len(text) > 60:
+            choice, self.told = surer(choice), self.told + 1
         if self.lie == "keeps a draft" and limit > 4 and chance.random() < 0.3:
             choice, self.told = kept_draft(prompt, choice, limit), self.told + 1
         return record(op, choice, len(text) + 12, **fields)
@@ -104,6 +106,15 @@ class ModernServer:
             self.given.append(self.weights[name])
         else:
             self.weights.pop(name, None)
+
+
+def surer(choice: ChoiceSeen) -> ChoiceSeen:
+    """The same tokens, of other sums: all others are less likely by a tenth of a nat."""
+    other = choice.model_copy(deep=True)
+    for place, (token, logprob) in enumerate(zip(choice.tokens, choice.logprobs, strict=True)):
+        top = choice.top[place]
+        other.top[place] = [(t, p if (t, p) == (token, logprob) else p - 0.1) for t, p in top]
+    return other
 
 
 def kept_draft(prompt: str, choice: ChoiceSeen, limit: int) -> ChoiceSeen:
@@ -158,6 +169,7 @@ def test_an_honest_server_is_let_be(lasts: float) -> None:
         ("keeps a draft", "", "wrong-answer/not the reference's"),
         ("another's weights", LOADS, "another's answer"),
         ("fetches another's", RESETS, "wrong-answer/not the reference's"),
+        ("fetches late", RESETS, "wrong-answer/not the reference's"),
         ("serves on", LOADS, "protocol/adapter-gone"),
         ("forgets", LOADS, "protocol/adapter-missing"),
     ],

@@ -210,3 +210,12 @@ def test_noise_is_not_read_off_tokens_that_may_be_two() -> None:
 def test_tokens_without_logprobs_are_left_out() -> None:
     choice = ChoiceSeen(index=0, text="ab", tokens=["a", "b"], logprobs=[-0.1])
     assert [token.text for token in Answer.of(choice).tokens] == ["a"]
+
+
+def test_an_answer_of_other_sums_is_told_from_noise() -> None:
+    calm = [1e-4] * 6
+    assert near_ties.outliers([*calm, 0.3, 0.01]) == {6}
+    assert not near_ties.outliers([*calm[:5], 0.3, 0.3])  # too few to tell
+    assert not near_ties.outliers([0.01] * 12 + [0.3])  # a server whose sums differ everywhere
+    assert not near_ties.outliers([*calm, near_ties.OUTLIER, near_ties.OUTLIER])
+    assert not near_ties.outliers([])
