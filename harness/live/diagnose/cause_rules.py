@@ -449,9 +449,11 @@ REQUEST_INTRO = re.compile(
     r"Error processing request|Error in generating|Validation error|Invocation of \w+ method|"
     r"Failed to load audio|Error in loading multi|Error trying to handle|Error extracting|"
     r"Task exception was never retrieved|BadRequest|"
-    r"Exception (?:occurred|happened) during processing of request from"
+    r"Exception (?:occurred|happened) during processing of request from|"
+    # SGLang's lines have no level: these are warnings, after which it goes on
+    r"post-warmup freeze_gc failed|FPM publisher send failed|NIXL L3 cleaner (?:tick )?failed"
 )
-"""What is answered with an error and ends nothing."""
+"""What is answered with an error, or warned of, and ends nothing."""
 
 REQUEST_TEXT = re.compile(r"Abort request |[Cc]lient disconnected|Request .{0,60}was aborted")
 """Of a request that its client gave up."""

@@ -121,6 +121,17 @@ def test_what_was_survived_is_no_cause() -> None:
     assert one.exception == "KeyError: 'late'"
 
 
+@pytest.mark.parametrize(
+    "said",
+    ["post-warmup freeze_gc failed", "NIXL L3 cleaner tick failed", "FPM publisher send failed"],
+)
+def test_what_sglang_warns_of_ends_nothing(said: str) -> None:
+    """Its lines show no level."""
+    refused = "Traceback (most recent call last):\nConnectionRefusedError: [Errno 111] refused\n"
+    assert read(sgl(said) + refused)[0].cause.name not in (C.NETWORK, C.ENGINE_DEFECT)
+    assert read(sgl("a transfer failed") + refused)[0].cause.name is C.NETWORK
+
+
 def test_a_fault_explains_the_peers_that_lost_their_connection() -> None:
     peer = "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:1"
     lost = scheduler(peer, "TP0").removesuffix(QUIT)
