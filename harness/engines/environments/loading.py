@@ -71,19 +71,30 @@ def missing_from_host(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> di
     """
     missing = {}
     for module in (path for paths in by_glob.values() for path in paths):
-        variables = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": str(module)}
-        try:
-            out, err, _ = _run(python, "", variables=variables)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        for path, version, wanted_by in _VERSION.findall(err + out):
+        answer = linker_report(python, module)
+        for path, version, wanted_by in _VERSION.findall(answer):
             library = Path(path).name
             text = f"{Path(wanted_by).name} wants {version}, which this host's {library}"
             missing[f"{text} does not have"] = library
-        for library in _NOT_FOUND.findall(err + out):
+        for library in _NOT_FOUND.findall(answer):
             if library in SYSTEM_PACKAGES:
                 missing[f"{module.name} needs {library}, which this host does not have"] = library
     return missing
+
+
+def linker_report(python: Path, module: Path, *, symbols: bool = False) -> str:
+    """What the dynamic linker prints of ``module`` in a process of ``python``; nothing is run.
+
+    ``symbols``: with those that no library defines. Empty where the linker cannot be asked.
+    """
+    variables = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": str(module)}
+    if symbols:
+        variables |= {"LD_WARN": "1", "LD_BIND_NOW": "1"}
+    try:
+        out, err, _ = _run(python, "", variables=variables)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return err + out
 
 
 def load_failures(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> list[str]:
