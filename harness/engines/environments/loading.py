@@ -21,6 +21,7 @@ TIMEOUT_S = 120.0
 # found (required by /…/vllm/_C.abi3.so)
 _NOT_FOUND = re.compile(r"(\S+) => not found")
 ABSENT = re.compile(r"([\w.+-]+): cannot open shared object file")
+_UNDEFINED = re.compile(r"undefined symbol: (\w+)")
 SYSTEM_PACKAGES: Mapping[str, str] = {
     "libGL.so.1": "libgl1",
     "libgthread-2.0.so.0": "libglib2.0-0",
@@ -71,30 +72,19 @@ def missing_from_host(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> di
     """
     missing = {}
     for module in (path for paths in by_glob.values() for path in paths):
-        answer = linker_report(python, module)
-        for path, version, wanted_by in _VERSION.findall(answer):
+        variables = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": str(module)}
+        try:
+            out, err, _ = _run(python, "", variables=variables)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        for path, version, wanted_by in _VERSION.findall(err + out):
             library = Path(path).name
             text = f"{Path(wanted_by).name} wants {version}, which this host's {library}"
             missing[f"{text} does not have"] = library
-        for library in _NOT_FOUND.findall(answer):
+        for library in _NOT_FOUND.findall(err + out):
             if library in SYSTEM_PACKAGES:
                 missing[f"{module.name} needs {library}, which this host does not have"] = library
     return missing
-
-
-def linker_report(python: Path, module: Path, *, symbols: bool = False) -> str:
-    """What the dynamic linker prints of ``module`` in a process of ``python``; nothing is run.
-
-    ``symbols``: with those that no library defines. Empty where the linker cannot be asked.
-    """
-    variables = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": str(module)}
-    if symbols:
-        variables |= {"LD_WARN": "1", "LD_BIND_NOW": "1"}
-    try:
-        out, err, _ = _run(python, "", variables=variables)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return err + out
 
 
 def load_failures(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> list[str]:
@@ -120,15 +110,15 @@ def load_failures(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> list[s
 
 
 def missing_library(python: Path, module: str) -> str:
-    """The shared library for want of which ``module`` cannot be imported.
+    """The shared library, or the symbol of one, for want of which ``module`` cannot be imported.
 
-    Empty: no library is missing. The module may still be broken in another way.
+    Empty: none is missing. The module may still be broken in another way.
     """
     try:
         _, err, _ = _run(python, f"import {module}")
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    match = ABSENT.search(err)
+    match = ABSENT.search(err) or _UNDEFINED.search(err)
     return match[1] if match else ""
 
 

@@ -266,7 +266,7 @@ class Build:
         """Give torch the names of the libraries that were left out although it links them."""
         if not stubbed(self.spec):
             return []
-        stubs = write_stubs(self.python, site_packages(self.venv) / TORCH_MODULE)
+        stubs = write_stubs(site_packages(self.venv) / TORCH_MODULE)
         if names := ", ".join(path.name for path in stubs):
             why = "names without code, for torch to load: a CPU calls none of them"
             self.reasons.append(Reason("stub libraries", names, why))
@@ -279,7 +279,7 @@ class Build:
         if library := loading.missing_library(self.python, "torch"):
             self.say(Notice(f"torch wants {library} even on a CPU: nothing is left out"))
             self.slim = False
-            for path in stubs:
+            for path in {*stubs, *(stub.resolve() for stub in stubs)}:
                 path.unlink()
             self.reasons = [one for one in self.reasons if one.name != "stub libraries"]
             self._resolve()
