@@ -276,6 +276,7 @@ def test_the_end_screen_is_plain_where_it_is_no_terminal() -> None:
 
 def test_the_end_screen_honours_no_color_and_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     colour = {"force_terminal": True, "width": 60}
+    monkeypatch.setenv("TERM", "xterm-256color")
     assert "\x1b[1;32m" in terminal(sample_incident(), **colour)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[[0-9;]*3\d", terminal(sample_incident(), **colour))
