@@ -25,7 +25,8 @@ def test_a_spinning_process_uses_a_core_in_user_space(start_victim, evidence, mo
     assert result.status is ProbeStatus.OK, result.reason
     (use,) = result.data.processes
     used_s = use.user_pct / 100 * result.data.window_s
-    assert RAN_S * 0.8 <= used_s <= ran_s
+    rounded_s = 0.05 / 100 * result.data.window_s
+    assert RAN_S * 0.8 <= used_s <= ran_s + rounded_s
     assert use.user_pct + use.queued_pct > 60  # a whole core, had others not used this machine
     assert use.system_pct < use.user_pct
     assert use.threads == 2

@@ -23,6 +23,12 @@ from rendered import html, json as json_of, junit, markdown, terminal
 from sample import partial_incident, sample_incident
 
 
+@pytest.fixture(autouse=True)
+def a_terminal_with_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is called dumb has no colours and 80 columns, whatever is asked for."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "incident.json").write_text(json_of(sample_incident()))
@@ -276,7 +282,6 @@ def test_the_end_screen_is_plain_where_it_is_no_terminal() -> None:
 
 def test_the_end_screen_honours_no_color_and_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     colour = {"force_terminal": True, "width": 60}
-    monkeypatch.setenv("TERM", "xterm-256color")
     assert "\x1b[1;32m" in terminal(sample_incident(), **colour)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[[0-9;]*3\d", terminal(sample_incident(), **colour))
