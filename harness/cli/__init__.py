@@ -45,6 +45,10 @@ def main() -> None:
 
 def _run(streams: Streams) -> int:
     """The exit code of the command that ``sys.argv`` holds; what is wrong is printed on stderr."""
+    if sys.platform != "linux":
+        hint = "run it on a Linux machine, or in a container"
+        _report(InfrastructureError("mmrepro needs Linux, whose /proc it reads.", hint=hint))
+        return ExitCode.INFRASTRUCTURE
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)

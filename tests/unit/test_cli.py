@@ -402,3 +402,17 @@ def test_a_second_signal_does_not_cut_short_what_the_first_began(
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate("\n", timeout=60)
     assert (process.returncode, out) == (ExitCode.INTERRUPTED, "cleaned up\n"), error
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+@pytest.mark.parametrize("words", [("run", "ghost-key-eviction"), ("diagnose", "URL"), ("--help",)])
+def test_another_system_is_refused_at_once(platform: str, words: tuple[str, ...]) -> None:
+    """Before a module is imported that such a system does not have."""
+    script = f"import sys; sys.platform = {platform!r}; from mmrepro.cli import main; main()"
+    command = [sys.executable, "-c", script, *words]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (ExitCode.INFRASTRUCTURE, "")
+    assert ran.stderr == (
+        "mmrepro needs Linux, whose /proc it reads.\n"
+        "Next: run it on a Linux machine, or in a container\n"
+    )

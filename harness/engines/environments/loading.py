@@ -21,6 +21,7 @@ TIMEOUT_S = 120.0
 # found (required by /…/vllm/_C.abi3.so)
 _NOT_FOUND = re.compile(r"(\S+) => not found")
 ABSENT = re.compile(r"([\w.+-]+): cannot open shared object file")
+_UNDEFINED = re.compile(r"undefined symbol: (\w+)")
 SYSTEM_PACKAGES: Mapping[str, str] = {
     "libGL.so.1": "libgl1",
     "libgthread-2.0.so.0": "libglib2.0-0",
@@ -109,15 +110,15 @@ def load_failures(python: Path, by_glob: Mapping[str, Sequence[Path]]) -> list[s
 
 
 def missing_library(python: Path, module: str) -> str:
-    """The shared library for want of which ``module`` cannot be imported.
+    """The shared library, or the symbol of one, for want of which ``module`` cannot be imported.
 
-    Empty: no library is missing. The module may still be broken in another way.
+    Empty: none is missing. The module may still be broken in another way.
     """
     try:
         _, err, _ = _run(python, f"import {module}")
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    match = ABSENT.search(err)
+    match = ABSENT.search(err) or _UNDEFINED.search(err)
     return match[1] if match else ""
 
 

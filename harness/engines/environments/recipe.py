@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import distributions
@@ -18,6 +19,7 @@ from mmrepro.engines.environments.resolving import (
     PACKAGE_INDEX,
     Resolver,
     cpu_build,
+    stubbed,
     torch_source,
     unused,
     without_cpu_build,
@@ -32,6 +34,7 @@ from mmrepro.engines.environments.spec import (
     Source,
 )
 from mmrepro.engines.environments.store import require_space, site_packages
+from mmrepro.engines.environments.stubs import write_stubs
 from mmrepro.engines.environments.uv import (
     DOWNLOADING,
     Notice,
@@ -41,6 +44,9 @@ from mmrepro.engines.environments.uv import (
     run_uv,
     uv_version,
 )
+
+TORCH_MODULE = "torch/lib/libtorch_python.so"
+"""What ``import torch`` loads first; it links all of torch's other libraries."""
 
 
 class Build:
@@ -113,7 +119,8 @@ class Build:
         self._check_link()
         self._resolve()
         self._install_packages()
-        self._check_torch()
+        stubs = self._write_stubs()
+        self._check_torch(stubs)
         self._write_aliases()
 
     def _lent(self) -> dict[str, Any]:
@@ -255,13 +262,26 @@ class Build:
         self.say(Notice(plan))
         self._uv(arguments, doing)
 
-    def _check_torch(self) -> None:
+    def _write_stubs(self) -> list[Path]:
+        """Give torch the names of the libraries that were left out although it links them."""
+        if not stubbed(self.spec):
+            return []
+        stubs = write_stubs(site_packages(self.venv) / TORCH_MODULE)
+        if names := ", ".join(path.name for path in stubs):
+            why = "names without code, for torch to load: a CPU calls none of them"
+            self.reasons.append(Reason("stub libraries", names, why))
+        return stubs
+
+    def _check_torch(self, stubs: Sequence[Path]) -> None:
         """Where torch does not load without a library that was left out, install it after all."""
         if not unused(self.spec):
             return
         if library := loading.missing_library(self.python, "torch"):
             self.say(Notice(f"torch wants {library} even on a CPU: nothing is left out"))
             self.slim = False
+            for path in {*stubs, *(stub.resolve() for stub in stubs)}:
+                path.unlink()
+            self.reasons = [one for one in self.reasons if one.name != "stub libraries"]
             self._resolve()
             self._install_packages()
 

@@ -201,6 +201,11 @@ def unused(spec: EnvironmentSpec) -> list[tuple[tuple[str, ...], str]]:
     ]
 
 
+def stubbed(spec: EnvironmentSpec) -> bool:
+    """Whether libraries that torch links are among what ``spec`` does without."""
+    return spec.device == "cpu" and spec.engine in _table()["stubbed"]
+
+
 # ------------------------------------------------------------------ one question to uv
 
 

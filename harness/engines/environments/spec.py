@@ -430,10 +430,11 @@ def minivllm_spec(release: str, device: Device | None = None) -> EnvironmentSpec
             f"There is no release {release!r} of minivllm: it is part of mmrepro.",
             hint=f"use {MINIVLLM}",
         )
+    device = device or detect_device()
     return EnvironmentSpec(
         engine="minivllm",
         release=release,
-        device=device or detect_device(),
+        device=device,
         project="torch",
         version=TORCH,
         dated_by="torch",
@@ -441,7 +442,7 @@ def minivllm_spec(release: str, device: Device | None = None) -> EnvironmentSpec
         requirements=MINIVLLM_REQUIREMENTS,
         # The day of vLLM 0.23.0, whose environment has the same torch: uv's cache serves both.
         cutoff="2026-06-14T00:00:00+00:00",
-        disk_bytes=6 * 1024**3,
+        disk_bytes=(3 if device == "cpu" else 6) * 1024**3,
         reasons=(
             Reason("torch", TORCH, "minivllm is part of mmrepro; this is the wheel that it needs"),
         ),

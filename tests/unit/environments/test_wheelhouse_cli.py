@@ -28,8 +28,8 @@ def index(
 ) -> Iterator[ToyIndex]:
     """With all that minivllm wants, an empty wheel each."""
     made = ToyIndex()
-    made.wheel("torch", TORCH, ["nvidia-cublas"])
-    made.wheel("nvidia-cublas", "13.0")
+    made.wheel("torch", TORCH, ["sympy"])
+    made.wheel("sympy", "1.14")
     for line in MINIVLLM_REQUIREMENTS:
         name, _, version = line.partition("==")
         made.wheel(name, version or "1.0")

@@ -23,6 +23,12 @@ from rendered import html, json as json_of, junit, markdown, terminal
 from sample import partial_incident, sample_incident
 
 
+@pytest.fixture(autouse=True)
+def a_terminal_with_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is called dumb has no colours and 80 columns, whatever is asked for."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "incident.json").write_text(json_of(sample_incident()))

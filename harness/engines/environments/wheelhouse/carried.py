@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -198,7 +199,7 @@ class CarriedBuild(Build):
     def _install_packages(self) -> None:
         """Do nothing: see ``_install_wheel``."""
 
-    def _check_torch(self) -> None:
+    def _check_torch(self, stubs: Sequence[Path]) -> None:
         if library := loading.missing_library(self.python, "torch"):
             raise EnvironmentBuildError(
                 f"The torch of this environment does not load without {library}, which neither the "
