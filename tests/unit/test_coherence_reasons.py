@@ -128,6 +128,37 @@ def evidence(incident: Incident) -> Any:
     return incident.evidence
 
 
+def stage(name: str) -> Callable[[Incident], Moment]:
+    return lambda incident: next(e.at for e in incident.evidence.events if e.text == name)
+
+
+def at(found: Callable[[Incident], Any], moment: Callable[[Incident], Moment], more: float) -> Edit:
+    """It was sent, or started, so many seconds after a moment, to the last bit."""
+
+    def edit(incident: Incident) -> None:
+        one, then = found(incident), moment(incident)
+        field = "sent" if hasattr(one, "sent") else "started"
+        wall = then.wall + timedelta(seconds=more)
+        setattr(one, field, Moment(mono=then.mono + more, wall=wall))
+
+    return edit
+
+
+def began(incident: Incident) -> Moment:
+    moment = run_of(incident).began
+    assert moment is not None
+    return moment
+
+
+def read_twice(incident: Incident) -> None:
+    incident.evidence.probes.append(probe(incident, StacksData))
+
+
+def whole_window(incident: Incident) -> None:
+    result = probe(incident, ProcessesData)
+    result.data.window_s = result.seconds + coherence.SLACK_S
+
+
 def by(seconds: float) -> Callable[[Moment], Moment]:
     return lambda moment: later(moment, seconds)
 
@@ -375,6 +406,27 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
      "requests", "and was sent after the check"),
     ("order", KILLED, put(asked("after: a new text"), phase="stop"),
      "requests", "of the stop, and was at another time"),
+    ("order", HANG, at(asked("image X, too long"), stage("trigger"), -0.001),
+     "requests", "of the trigger, and was at another time"),
+    ("order", HANG, at(taken(MetricsData), stage("probes"), -0.001), "", ""),
+    ("order", HANG, put(asked("gate: image 2"), phase="unheard of"),
+     "requests", "nothing of it is done in the phase"),
+    ("clocks", HANG, at(asked("gate: image 1 (cold)"), began, -coherence.SLACK_S), "", ""),
+    ("clocks", HANG, at(asked("gate: image 1 (cold)"), began, -2 * coherence.SLACK_S),
+     "requests", "of another time than the run"),
+    ("told", HANG, put(evidence, events=[]), "requests", "the timeline has no"),
+    ("told", HANG, read_twice, "stacks", "the timeline has no"),
+    ("windows", HANG, put(taken(MetricsData), seconds=0.0), "", ""),
+    ("windows", HANG, whole_window, "", ""),
+    ("silence", HANG, put(asked("gate: image 1, streamed"), ttft_s=0.0), "", ""),
+    ("silence", HANG, put(asked("fill 1"), latency_s=6.0 + coherence.LATE_S), "", ""),
+    ("sums", HANG, put(asked("fill 1"), prompt_tokens=0, total_tokens=4), "", ""),
+    ("sums", HANG, put(asked("fill 1"), prompt_tokens=0, total_tokens=5),
+     "requests", "do not add up"),
+    ("sums", HANG, put(asked("fill 1"), prompt_tokens=0, cached_tokens=1), "requests", "is cached"),
+    ("replies", HANG, put(asked(X), status=None, error="", left=True), "", ""),
+    ("replies", HANG, put(asked(X), status=None, error="", timed_out=True), "", ""),
+    ("images", HANG, put(asked("gate: text only"), label="gate: text only, fill-1"), "", ""),
     # what it holds
     ("images", PAIR, put(asked("A first"), images=[]), "requests", "is without A"),
     ("sums", HANG, put(asked("fill 1"), cached_tokens=248), "", ""),

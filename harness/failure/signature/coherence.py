@@ -427,7 +427,8 @@ def order(evidence: Evidence, run: Run) -> Doubts:
             begins.setdefault(ORDER[STAGES[event.text]], event.at.mono)
     asked = evidence.requests
     for record in asked:
-        if _ended(record) < begins.get(ORDER.get(record.phase, -1), _ended(record)):
+        begun = begins.get(ORDER[record.phase]) if record.phase in ORDER else None
+        if begun is not None and _ended(record) < begun:
             yield "requests", f"{record.label!r} was answered before the {record.phase} began"
     for what, phase, moment in _moments(evidence):
         if what == "events":
@@ -682,7 +683,8 @@ def sums(evidence: Evidence, run: Run) -> Doubts:
             and not 0 <= (cached or 0) <= (prompt or 0),
             "it has more tokens than were asked for": record.path == CHAT
             and most
-            and (tokens or 0) > most * max(1, len(record.choices)),
+            and tokens is not None
+            and tokens > most * max(1, len(record.choices)),
             "its text is not as long as it says": len(record.prompt_head)
             != min(record.prompt_chars, 200),
             "its client left, and waited": record.left and record.timed_out,
@@ -1013,8 +1015,8 @@ def ended(evidence: Evidence, run: Run) -> Doubts:
 def sent_by_others(code: int | None, evidence: Evidence, ends_itself: str) -> int | None:
     """The signal that ended a server with exit code ``code`` from outside; None: there was none,
     or its log holds a line of ``ends_itself``."""
-    signal = 0 if code is None else -code if code < 0 else code - 128
-    if signal not in OUTSIDE:
+    named = [] if code is None else [one for one in (-code, code - 128) if one in OUTSIDE]
+    if not named:
         return None
     last = [
         line.text
@@ -1023,7 +1025,7 @@ def sent_by_others(code: int | None, evidence: Evidence, ends_itself: str) -> in
         for line in _lines(result.data)
     ]
     own = ends_itself and any(re.search(ends_itself, text) for text in last)
-    return None if own else signal
+    return None if own else named[0]
 
 
 def _theirs(evidence: Evidence) -> list[ProbeResult]:  # type: ignore[type-arg]
