@@ -421,6 +421,7 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("silence", HANG, put(asked("gate: image 1, streamed"), ttft_s=0.0), "", ""),
     ("silence", HANG, put(asked("fill 1"), latency_s=6.0 + coherence.LATE_S), "", ""),
     ("sums", HANG, put(asked("fill 1"), prompt_tokens=0, total_tokens=4), "", ""),
+    ("sums", HANG, put(asked("fill 1"), completion_tokens=0, total_tokens=248), "", ""),
     ("sums", HANG, put(asked("fill 1"), prompt_tokens=0, total_tokens=5),
      "requests", "do not add up"),
     ("sums", HANG, put(asked("fill 1"), prompt_tokens=0, cached_tokens=1), "requests", "is cached"),
