@@ -100,7 +100,7 @@ class Matched(NamedTuple):
     """Lines of a log that match an expression: how many, and the first one's number and own words,
     without a client's."""
 
-    count: int
+    many: int
     number: int
     words: str
 
@@ -280,7 +280,7 @@ def _first(pattern: Pattern, lines: Matched) -> str:
     """``line 12: AssertionError: Expected a cached item``, and how many more there are."""
     fits = re.search(pattern.regex, lines.words)
     words = fits[0].strip() if fits else " | ".join(pattern.texts)
-    more = f", and {lines.count - 1} more" if lines.count > 1 else ""
+    more = f", and {lines.many - 1} more" if lines.many > 1 else ""
     return f"line {lines.number}{more}: {words[:100]}"
 
 
