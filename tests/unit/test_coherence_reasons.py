@@ -154,6 +154,32 @@ def read_twice(incident: Incident) -> None:
     incident.evidence.probes.append(probe(incident, StacksData))
 
 
+def stop_and_after(incident: Incident) -> None:
+    """The last two requests: first one of the stop, then one before it."""
+    for record, phase in zip(incident.evidence.requests[-2:], ("stop", "after"), strict=True):
+        record.phase = phase  # type: ignore[assignment]
+
+
+def unheard_of_and_early(incident: Incident) -> None:
+    put(asked("gate: image 2"), phase="unheard of")(incident)
+    at(asked("image X, too long"), stage("trigger"), -0.001)(incident)
+
+
+def read_at_its_last_line(incident: Incident) -> None:
+    """Half a second before it, as whole seconds are logged."""
+    result = probe(incident, LogsData)
+    read = result.started.wall.astimezone(UTC).replace(tzinfo=None)
+    times = [coherence.written(line.time, read) for line in lines(result.data)]
+    newest = max(time for time in times if time is not None).replace(tzinfo=UTC)
+    moment = Moment(mono=result.started.mono, wall=newest - timedelta(seconds=0.5))
+    result.started, result.seconds = moment, 0.0
+
+
+def an_error_twice(incident: Incident) -> None:
+    errors = data(incident, LogsData).errors
+    errors[1] = errors[0]
+
+
 def whole_window(incident: Incident) -> None:
     result = probe(incident, ProcessesData)
     result.data.window_s = result.seconds + coherence.SLACK_S
@@ -403,7 +429,11 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("silence", HANG, put(of(InferenceData), status=504), "inference", "504 is said by"),
     ("silence", HANG, put(of(InferenceData), answered=True, status=200), "inference", "and failed"),
     ("in_turn", HANG, put(asked("gate: image 2"), phase="check"),
-     "requests", "and was sent after the check"),
+     "requests", "phases of its requests are in no order"),
+    ("in_turn", KILLED, stop_and_after, "requests", "phases of its requests are in no order"),
+    ("order", HANG, unheard_of_and_early, "requests", "of the trigger, and was at another time"),
+    ("logs", HANG, read_at_its_last_line, "", ""),
+    ("logs", HANG, an_error_twice, "logs", "errors are in no order"),
     ("order", KILLED, put(asked("after: a new text"), phase="stop"),
      "requests", "of the stop, and was at another time"),
     ("order", HANG, at(asked("image X, too long"), stage("trigger"), -0.001),
@@ -545,6 +575,33 @@ def test_each_reason_is_given(check: str, name: str, edit: Edit, what: str, word
         assert any(words in why for why in found.get(what, ())), found
     else:
         assert not found
+
+
+NO_ANSWER = "no complete answer in 6.0 s"
+EDGES: list[tuple[str, Edit, str]] = [
+    ("in_turn", at(asked("gate: image 1 again"), lambda i: asked("gate: image 2")(i).sent,
+                   coherence.TURN_S), "is numbered after it"),
+    ("silence", put(asked("gate: text only"), timed_out=True, latency_s=60.0 - coherence.SLACK_S),
+     "was waited for"),
+    ("silence", put(asked(FILL), deadline_s=6.0 - coherence.SLACK_S), "asks for"),
+    ("silence", put(of(InferenceData), answered=True, text="x"), "which came late"),
+    ("silence", put(of(InferenceData), status=200, error=NO_ANSWER, text="x"), "which came late"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "edit", "words"), EDGES, ids=[f"{e[0]}: {e[2]}" for e in EDGES])
+def test_at_the_edge_it_is_not_given(check: str, edit: Edit, words: str) -> None:
+    """Nor for what another rule is of."""
+    incident: Incident = pickle.loads(packed(HANG))
+    edit(incident)
+    assert not [why for each in doubted(check, incident).values() for why in each if words in why]
+
+
+def test_the_environment_is_the_programs() -> None:
+    run = run_of(pickle.loads(packed(HANG)))
+    own, another = "/x/environments/vllm-0.14.0-cpu-0/venv", "/x/environments/vllm-0.15.0-cpu-1/a"
+    assert replace(run, command=(own, another)).environment == "vllm-0.14.0-cpu-0"
+    assert replace(run, command=("python", another)).environment == ""
 
 
 def test_every_check_has_its_rows() -> None:

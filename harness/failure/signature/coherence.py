@@ -458,21 +458,22 @@ def in_turn(evidence: Evidence, run: Run) -> Doubts:
     if {r.id for r in records} != set(range(1, len(records) + 1)):
         yield "requests", "a request has another's number, or one is missing"
     by_id = sorted(records, key=lambda r: r.id)
+    places = [ORDER[r.phase] for r in by_id if r.phase in ORDER]
+    if places != sorted(places):
+        yield "requests", "the phases of its requests are in no order"
     for a, b in pairwise(by_id):
         if a.sent.mono > b.sent.mono + TURN_S:
             yield "requests", f"{b.label!r} was sent before {a.label!r}, and is numbered after it"
-        if ORDER.get(a.phase, 0) > ORDER.get(b.phase, 0):
-            yield "requests", f"{b.label!r} is of the {b.phase}, and was sent after the {a.phase}"
     for a, b in pairwise(records):
         if _ended(a) > _ended(b) + SLACK_S:
             yield "requests", f"{a.label!r} ended after {b.label!r}, and stands before it"
     last: dict[tuple[str, str], float] = {}
     for result in evidence.probes:
         if result.probe != "logs":
-            at = result.started.mono
-            if at <= last.get((result.probe, result.phase), -1.0):
+            at, key = result.started.mono, (result.probe, result.phase)
+            if key in last and at <= last[key]:
                 yield _kind(result), "its readings are of one moment, or in no order"
-            last[result.probe, result.phase] = at
+            last[key] = at
 
 
 def _ended(record: RequestRecord) -> float:
