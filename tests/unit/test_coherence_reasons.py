@@ -597,6 +597,16 @@ def test_at_the_edge_it_is_not_given(check: str, edit: Edit, words: str) -> None
     assert not [why for each in doubted(check, incident).values() for why in each if words in why]
 
 
+def test_more_than_the_slack_is_too_much() -> None:
+    assert not coherence._past(1.5, 1.0, 0.5)
+    assert coherence._past(1.75, 1.0, 0.5)
+    assert not coherence._past(1.0, 2.0, 0.5)
+    assert not coherence._apart(2.0, 1.0, 1.0)
+    assert not coherence._apart(1.0, 2.0, 1.0)
+    assert coherence._apart(1.0, 2.25, 1.0)
+    assert coherence._apart(2.25, 1.0, 1.0)
+
+
 def test_the_environment_is_the_programs() -> None:
     run = run_of(pickle.loads(packed(HANG)))
     own, another = "/x/environments/vllm-0.14.0-cpu-0/venv", "/x/environments/vllm-0.15.0-cpu-1/a"

@@ -327,14 +327,14 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData], core: str) -> 
             born = use.created_wall
             if born is None or before.created_wall is None:
                 continue
-            if abs(born - before.created_wall) > CLOCK_S:
+            if _apart(born, before.created_wall):
                 yield "processes", f"process {use.pid} has two starts"
-            if first and (use.role or use.state in DEAD) and born > first + CLOCK_S:
+            if first and (use.role or use.state in DEAD) and _past(born, first, CLOCK_S):
                 yield "processes", f"{use.role or use.name} was started after the first request"
-            if since is not None and born < since - EARLY_S:
+            if since is not None and _past(since, born, EARLY_S):
                 yield "processes", f"process {use.pid} is older than the server"
             above = here.get(use.ppid)
-            if above is not None and born < (above.created_wall or born) - CLOCK_S:
+            if above is not None and _past(above.created_wall or born, born, CLOCK_S):
                 yield "processes", f"process {use.pid} is older than the one that started it"
     ids: dict[tuple[str, float | None], int] = {}
     for data in readings:
@@ -347,7 +347,7 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData], core: str) -> 
     for result in _theirs(evidence):
         if root is not None and root.created_wall and isinstance(result.data, MetricsData):
             told = result.data.total("process_start_time_seconds")
-            if told is not None and abs(told - root.created_wall) > CLOCK_S:
+            if told is not None and _apart(told, root.created_wall):
                 yield "metrics", "they are of a process that was started at another time"
 
 
@@ -397,11 +397,11 @@ def clocks(evidence: Evidence, run: Run) -> Doubts:
         return
     usual = median(apart)
     for (what, _, moment), one in zip(found, apart, strict=True):
-        if abs(one - usual) > CLOCK_S:
+        if _apart(one, usual):
             yield what, f"its clocks disagree by {one - usual:.1f} s at {moment.wall:%H:%M:%S}"
     for what, _, moment in found:
-        before = run.began is not None and moment.mono < run.began.mono - SLACK_S
-        if before or (run.ended is not None and moment.mono > run.ended.mono + SLACK_S):
+        before = run.began is not None and _past(run.began.mono, moment.mono)
+        if before or (run.ended is not None and _past(moment.mono, run.ended.mono)):
             yield what, "it is of another time than the run"
     points = [point.mono for point in evidence.series]
     if any(b < a for a, b in pairwise(points)) and not _gpu(evidence):
@@ -416,7 +416,7 @@ def _gpu(evidence: Evidence) -> bool:
 def order(evidence: Evidence, run: Run) -> Doubts:
     """Phases follow each other: what is of the check comes after what is of the trigger."""
     events = [event.at.mono for event in evidence.events]
-    if any(b < a - SLACK_S for a, b in pairwise(events)):
+    if any(_past(a, b) for a, b in pairwise(events)):
         yield "events", "the timeline is in no order"
     places = [ORDER[event.phase] for event in evidence.events]
     if places != sorted(places):
@@ -440,13 +440,13 @@ def order(evidence: Evidence, run: Run) -> Doubts:
         begin = max((at for earlier, at in begins.items() if earlier <= place), default=None)
         end = min((at for later, at in begins.items() if later > place), default=None)
         turn = 0.0 if what == "requests" else TURN_S
-        if (begin is not None and moment.mono < begin - turn) or (
-            end is not None and moment.mono > end + turn
+        if (begin is not None and _past(begin, moment.mono, turn)) or (
+            end is not None and _past(moment.mono, end, turn)
         ):
             yield what, f"it is called one of the {phase}, and was at another time"
         if not begins and any(
-            (ORDER[r.phase] > place and r.sent.mono < moment.mono - SLACK_S)
-            or (ORDER[r.phase] < place and r.sent.mono > moment.mono + SLACK_S)
+            (ORDER[r.phase] > place and _past(moment.mono, r.sent.mono))
+            or (ORDER[r.phase] < place and _past(r.sent.mono, moment.mono))
             for r in asked
         ):
             yield what, f"it is called one of the {phase}, and was at another time"
@@ -462,10 +462,10 @@ def in_turn(evidence: Evidence, run: Run) -> Doubts:
     if places != sorted(places):
         yield "requests", "the phases of its requests are in no order"
     for a, b in pairwise(by_id):
-        if a.sent.mono > b.sent.mono + TURN_S:
+        if _past(a.sent.mono, b.sent.mono, TURN_S):
             yield "requests", f"{b.label!r} was sent before {a.label!r}, and is numbered after it"
     for a, b in pairwise(records):
-        if _ended(a) > _ended(b) + SLACK_S:
+        if _past(_ended(a), _ended(b)):
             yield "requests", f"{a.label!r} ended after {b.label!r}, and stands before it"
     last: dict[tuple[str, str], float] = {}
     for result in evidence.probes:
@@ -474,6 +474,16 @@ def in_turn(evidence: Evidence, run: Run) -> Doubts:
             if key in last and at <= last[key]:
                 yield _kind(result), "its readings are of one moment, or in no order"
             last[key] = at
+
+
+def _past(later: float, earlier: float, slack: float = SLACK_S) -> bool:
+    """Whether one moment or duration is beyond another by more than ``slack`` seconds."""
+    return later > earlier + slack
+
+
+def _apart(one: float, other: float, slack: float = CLOCK_S) -> bool:
+    """Whether two moments differ by more than ``slack`` seconds."""
+    return abs(one - other) > slack
 
 
 def _ended(record: RequestRecord) -> float:
@@ -490,7 +500,7 @@ def told(evidence: Evidence, run: Run) -> Doubts:
             key = ("client", record.told)
             if said[key] <= 0:
                 yield "requests", f"the timeline has no {record.told[:120]!r}"
-            elif not when[key] - SLACK_S <= _ended(record) <= latest[key] + SLACK_S:
+            elif _past(when[key], _ended(record)) or _past(_ended(record), latest[key]):
                 yield "requests", f"{record.label!r} ended when the timeline has it otherwise"
             said[key] -= 1
         for (source, text), left in said.items():
@@ -522,14 +532,14 @@ def windows(evidence: Evidence, run: Run) -> Doubts:
         end = begin + result.seconds
         if result.seconds < 0:
             yield _kind(result), "it took less than no time"
-        if isinstance(data, ProcessesData | SyscallsData) and not (
-            0 < data.window_s <= result.seconds + SLACK_S
+        if isinstance(data, ProcessesData | SyscallsData) and (
+            data.window_s <= 0 or _past(data.window_s, result.seconds)
         ):
             yield _kind(result), f"its window is {data.window_s:g} s of {result.seconds:.2f} s"
-        if isinstance(data, InferenceData) and data.seconds > result.seconds + SLACK_S:
+        if isinstance(data, InferenceData) and _past(data.seconds, result.seconds):
             yield "inference", f"it waited {data.seconds:g} s of {result.seconds:.2f} s"
         if isinstance(data, HttpData):
-            if any(not 0 <= a.seconds <= result.seconds + SLACK_S for a in data.answers):
+            if any(a.seconds < 0 or _past(a.seconds, result.seconds) for a in data.answers):
                 yield "http", "an endpoint was asked for longer than all of them"
             paths = [answer.path for answer in data.answers]
             if asked.setdefault(result.phase == "control", paths) != paths:
@@ -538,7 +548,7 @@ def windows(evidence: Evidence, run: Run) -> Doubts:
             if result.ok and not data.samples:
                 yield "stacks", "it was read, and nothing is there"
             times = [s.taken.mono for s in data.samples]
-            if any(not begin - SLACK_S <= t <= end + SLACK_S for t in times):
+            if any(_past(begin, t) or _past(t, end) for t in times):
                 yield "stacks", "a sample is of another time"
             of_each = {
                 pid: [s.taken.mono for s in data.samples if s.pid == pid]
@@ -561,16 +571,17 @@ def silence(evidence: Evidence, run: Run) -> Doubts:
         label, waited = record.label, record.latency_s
         if waited < 0 or record.deadline_s <= 0:
             yield "requests", f"{label!r} took {waited:g} s of {record.deadline_s:g}"
-        if record.ttft_s is not None and not 0 <= record.ttft_s <= waited + SLACK_S:
+        ttft = record.ttft_s
+        if ttft is not None and (ttft < 0 or _past(ttft, waited)):
             yield "requests", f"{label!r} began after it had ended"
         if not record.timed_out:
-            if waited > record.deadline_s + LATE_S:
+            if _past(waited, record.deadline_s, LATE_S):
                 yield "requests", f"{label!r} was answered long after its deadline"
             continue
-        if waited < record.deadline_s - SLACK_S:
+        if _past(record.deadline_s, waited):
             yield "requests", f"{label!r} was waited for {waited:.1f} s of {record.deadline_s:g}"
         least = rule if record.phase == "trigger" and record.method == "POST" else None
-        if least is not None and record.deadline_s < least - SLACK_S:
+        if least is not None and _past(least, record.deadline_s):
             yield "requests", f"the gate's rule asks for {least:g} s, {label!r} had less"
         if (record.status is not None and not record.stream) or came(record):
             yield "requests", f"{label!r} has an answer, which came late or still flows"
@@ -586,12 +597,12 @@ def silence(evidence: Evidence, run: Run) -> Doubts:
             yield "inference", "it was answered, and not"
         if data.answered or data.status is not None or "no complete answer" not in data.error:
             continue
-        if data.seconds < data.deadline_s - SLACK_S and not data.cut:
+        if _past(data.deadline_s, data.seconds) and not data.cut:
             yield "inference", f"it was waited for {data.seconds:.1f} s of {data.deadline_s:g}"
         if data.text or data.completion_tokens:
             yield "inference", "it has an answer, which came late"
         for least in (rule, run.waited_s):
-            if least is not None and data.deadline_s < least - SLACK_S:
+            if least is not None and _past(least, data.deadline_s):
                 yield "inference", f"the gate's rule asks for {least:g} s, it had less"
 
 
@@ -705,7 +716,7 @@ def sums(evidence: Evidence, run: Run) -> Doubts:
 
 def _waited(record: RequestRecord) -> bool:
     found = re.fullmatch(r"no complete answer in ([\d.]+) s", record.error)
-    return found is not None and abs(float(found[1]) - record.latency_s) <= 2 * SLACK_S
+    return found is not None and not _apart(float(found[1]), record.latency_s, 2 * SLACK_S)
 
 
 def counted(evidence: Evidence, run: Run) -> Doubts:
