@@ -5,6 +5,7 @@ which words.
 """
 
 import pickle
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -178,6 +179,23 @@ def read_at_its_last_line(incident: Incident) -> None:
 def an_error_twice(incident: Incident) -> None:
     errors = data(incident, LogsData).errors
     errors[1] = errors[0]
+
+
+def a_series_less(incident: Incident) -> None:
+    """A counter that the first reading has is in no later one."""
+    readings = [data(incident, MetricsData, 0, "gate"), data(incident, MetricsData)]
+    name = next(
+        sample.name
+        for sample in readings[0].samples
+        if sample.value == 0 and coherence.FOREVER.fullmatch(sample.name)
+    )
+    readings[1].samples = [one for one in readings[1].samples if one.name != name]
+
+
+def log_of_others(incident: Incident) -> None:
+    gone(incident)
+    for line in {id(one): one for one in lines(data(incident, LogsData))}.values():
+        line.process = line.process and "EngineCore pid=7"
 
 
 def whole_window(incident: Incident) -> None:
@@ -433,6 +451,12 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("in_turn", KILLED, stop_and_after, "requests", "phases of its requests are in no order"),
     ("order", HANG, unheard_of_and_early, "requests", "of the trigger, and was at another time"),
     ("logs", HANG, read_at_its_last_line, "", ""),
+    ("logs", HANG, log_of_others, "logs", "none of which was started"),
+    ("clocks", HANG, put(event("gate passed"), at=lambda m: Moment(
+        mono=m.mono, wall=m.wall + timedelta(seconds=60))), "events", "its clocks disagree"),
+    ("counted", HANG, a_series_less, "metrics", "fell between two readings"),
+    ("replies", HANG, put(asked(X), status=520, error="x"), "requests", "stands before a server"),
+    ("replies", HANG, put(asked(X), status=502, error="x"), "requests", "502 is said by"),
     ("logs", HANG, an_error_twice, "logs", "errors are in no order"),
     ("order", KILLED, put(asked("after: a new text"), phase="stop"),
      "requests", "of the stop, and was at another time"),
@@ -584,6 +608,7 @@ EDGES: list[tuple[str, Edit, str]] = [
     ("silence", put(asked("gate: text only"), timed_out=True, latency_s=60.0 - coherence.SLACK_S),
      "was waited for"),
     ("silence", put(asked(FILL), deadline_s=6.0 - coherence.SLACK_S), "asks for"),
+    ("silence", put(asked("gate: text only"), latency_s=0.0), "took 0 s of"),
     ("silence", put(of(InferenceData), answered=True, text="x"), "which came late"),
     ("silence", put(of(InferenceData), status=200, error=NO_ANSWER, text="x"), "which came late"),
 ]  # fmt: skip
@@ -595,6 +620,30 @@ def test_at_the_edge_it_is_not_given(check: str, edit: Edit, words: str) -> None
     incident: Incident = pickle.loads(packed(HANG))
     edit(incident)
     assert not [why for each in doubted(check, incident).values() for why in each if words in why]
+
+
+def test_a_timeline_counts_without_the_runs_beginning() -> None:
+    """An older document does not note it."""
+    incident: Incident = pickle.loads(packed(HANG))
+    run = replace(run_of(incident), began=None)
+    assert not doubted("told", incident, run)
+    incident.evidence.events.remove(event("gate: text only")(incident))
+    assert "requests" in doubted("told", incident, run)
+    incident.evidence.events.clear()
+    assert "requests" not in doubted("told", incident, run)
+
+
+@pytest.mark.parametrize("number", range(1, 32))
+def test_signals_that_somebody_sends(number: int) -> None:
+    """A crash raises the others in its own process; CONT, STOP and WINCH end nothing."""
+    people = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM}
+    batch = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGPWR}
+    sent = number in people | batch
+    incident: Incident = pickle.loads(packed(HANG))
+    for code in (-number, 128 + number):
+        found = coherence.sent_by_others(code, incident.evidence, "")
+        assert found == (number if sent else None)
+    assert coherence.sent_by_others(number, incident.evidence, "") is None
 
 
 def test_more_than_the_slack_is_too_much() -> None:

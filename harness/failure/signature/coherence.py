@@ -733,7 +733,7 @@ def counted(evidence: Evidence, run: Run) -> Doubts:
                     yield "metrics", f"{sample.name} stands there twice"
                 now[key] = sample.value
         for key, value in before.items():
-            if now.get(key, -1.0) < value:
+            if key not in now or now[key] < value:
                 yield "metrics", f"{key[0]} fell between two readings: it is another server's"
         before = now
 
