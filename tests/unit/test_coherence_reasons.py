@@ -451,6 +451,11 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("in_turn", KILLED, stop_and_after, "requests", "phases of its requests are in no order"),
     ("order", HANG, unheard_of_and_early, "requests", "of the trigger, and was at another time"),
     ("logs", HANG, read_at_its_last_line, "", ""),
+    ("logs", HANG, put(lambda i: data(i, LogsData).last_line, level="ERROR"),
+     "logs", "is an error, and is none"),
+    ("sums", HANG, put(asked(FILL), error="no complete answer in 8.4 s"), "", ""),
+    ("sums", HANG, put(asked(FILL), error="no complete answer in 8.3 s"), "requests", "as long"),
+    ("sums", HANG, put(asked("fill 1"), prompt_tokens=0, cached_tokens=0), "", ""),
     ("logs", HANG, log_of_others, "logs", "none of which was started"),
     ("clocks", HANG, put(event("gate passed"), at=lambda m: Moment(
         mono=m.mono, wall=m.wall + timedelta(seconds=60))), "events", "its clocks disagree"),
