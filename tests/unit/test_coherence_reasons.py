@@ -155,10 +155,14 @@ def read_twice(incident: Incident) -> None:
     incident.evidence.probes.append(probe(incident, StacksData))
 
 
-def stop_and_after(incident: Incident) -> None:
-    """The last two requests: first one of the stop, then one before it."""
-    for record, phase in zip(incident.evidence.requests[-2:], ("stop", "after"), strict=True):
-        record.phase = phase  # type: ignore[assignment]
+def last_two(*phases: str) -> Edit:
+    """The last two requests are of these."""
+
+    def edit(incident: Incident) -> None:
+        for record, phase in zip(incident.evidence.requests[-2:], phases, strict=True):
+            record.phase = phase  # type: ignore[assignment]
+
+    return edit
 
 
 def unheard_of_and_early(incident: Incident) -> None:
@@ -448,9 +452,13 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("silence", HANG, put(of(InferenceData), answered=True, status=200), "inference", "and failed"),
     ("in_turn", HANG, put(asked("gate: image 2"), phase="check"),
      "requests", "phases of its requests are in no order"),
-    ("in_turn", KILLED, stop_and_after, "requests", "phases of its requests are in no order"),
+    ("in_turn", KILLED, last_two("stop", "after"), "requests", "phases of its requests are in no"),
+    ("in_turn", KILLED, last_two("after", "check"), "requests", "phases of its requests are in no"),
+    ("in_turn", KILLED, last_two("after", "stop"), "", ""),
+    ("sums", HANG, put(asked("fill 1"), cached_tokens=-1), "requests", "is cached"),
     ("order", HANG, unheard_of_and_early, "requests", "of the trigger, and was at another time"),
     ("logs", HANG, read_at_its_last_line, "", ""),
+    ("logs", HANG, lambda i: data(i, LogsData).match_counts.pop(ASSERTED), "logs", "1 of 0 lines"),
     ("logs", HANG, put(lambda i: data(i, LogsData).last_line, level="ERROR"),
      "logs", "is an error, and is none"),
     ("sums", HANG, put(asked(FILL), error="no complete answer in 8.4 s"), "", ""),

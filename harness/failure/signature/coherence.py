@@ -815,9 +815,9 @@ def _kept(data: LogsData, run: Run) -> Iterator[str]:
     if any(b.number <= a.number for a, b in pairwise(data.errors)) and not data.files:
         yield "its errors are in no order"
     errors = {line.number for line in data.errors}
-    last = max(errors, default=0)
+    last = data.errors[-1:]
     for line in _lines(data):
-        first = data.error_count <= 50 or line.number < last
+        first = data.error_count <= 50 or any(line.number < one.number for one in last)
         if first and _is_error(line) != (line.number in errors):
             yield f"line {line.number} is an error, and is none"
 
