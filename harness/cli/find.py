@@ -99,7 +99,7 @@ def _is_file(text: str) -> bool:
 
 
 def _in_file(path: Path) -> list[Found]:
-    """Of a log the engine's own words count, not its clients'; what ended it is as ``logs`` says.
+    """What a log names: by the engine's own words, not its clients', and the cause as in ``logs``.
 
     Raises:
         UsageError: it cannot be read, or is no text.

@@ -176,7 +176,7 @@ _QUOTE: Final = r"""(?:\\{0,15}["'`]|%2[27]|&quot;|&\#(?:3[49]|x2[27]);)"""
 _GAP: Final = r"(?:\s|\\{1,15}[nrt]){0,24}"
 _SIGN: Final = r"(?:=>|:=|={1,2}|:(?!/)|：|%3[aAdD](?:%20|\+){0,2})"
 _TAG: Final = r"(?:!{1,2}[A-Za-z][\w./-]{0,40}[ \t]{1,8})?"
-"""Of YAML, before a value: ``!!binary``, ``!vault``."""
+"""A tag of YAML, which stands before a value: ``!!binary``, ``!vault``."""
 _AFTER: Final = re.compile(
     rf"""(?:(?P<close>{_QUOTE})\]?)? [ \t]{{0,8}}
     (?: (?P<beside>[,;]?{_GAP}(?:-[ ])?{_QUOTE}?[vV]alue{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}})

@@ -51,7 +51,7 @@ RIDS = ("rid", "request_id", "session_id")
 """What is doubled has no id of its own."""
 AT_ONCE = (1, 1, 2, 4, 8)
 MODERN_AT_ONCE = (1, 2, 4, 4, 8)
-"""Of the profile modern: its features act between requests that share a step."""
+"""The profile modern asks for more: its features act between requests that share a step."""
 MOST_OPERATIONS = 80
 
 

@@ -85,7 +85,7 @@ def test_a_session_with_a_private_path_among_its_variables_begins(tmp_path: Path
         Journal(EPISODES, tmp_path, head).close()
 
     for _ in range(2):  # begun, and gone on with
-        begun("/work/somebody/plug-ins/of/theirs")
+        begun("/home/somebody/plug-ins/of/theirs")
     assert b"somebody" not in (tmp_path / EPISODES.file).read_bytes()
     with pytest.raises(UsageError, match="begun with another server"):
         begun("/usr/lib/others")
