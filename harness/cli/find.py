@@ -109,11 +109,9 @@ def _in_file(path: Path) -> list[Found]:
     from mmrepro.base.errors import UsageError
     from mmrepro.failure.documents.cause import CauseClass
     from mmrepro.live.diagnose.log_reading import NO_CAUSE, matched_in, read_logs
-    from mmrepro.probes.base import run_probe
     from mmrepro.probes.data import DumpKind, LogPattern
     from mmrepro.probes.dumps import kind_of, text_of
     from mmrepro.probes.log_files import kept
-    from mmrepro.probes.logs import LogsProbe
     from mmrepro.tools.catalogue.find import Found, find as search
 
     entries = known()
@@ -127,14 +125,11 @@ def _in_file(path: Path) -> list[Found]:
             raise UsageError(f"{path} is a dump of requests, no text.", hint=f"mmrepro logs {path}")
         if kind is not None:
             return search(text_of(file), entries)
-        result = run_probe(LogsProbe(file, patterns), Path(folder), DEADLINE_S)
-        if result.data is None or not result.data.bytes_read:
-            why = result.reason or "there is nothing in it"
-            raise UsageError(f"{path} could not be read: {why}.", hint="mmrepro find TEXT")
-        cause = read_logs([file], alone=True).cause
+        reading = read_logs([file], alone=True, deadline_s=DEADLINE_S, more=patterns)
+        cause = reading.cause
         if cause.name is CauseClass.NOT_A_LOG:
             return search(text_of(file), entries)
-    found = search("", failures, matched=matched_in(result.data))
+    found = search("", failures, matched=matched_in(reading.log))
     named = cause.name not in {*NO_CAUSE, CauseClass.ENGINE_DEFECT}
     if named and (entry := classes.get(cause.name.value)):
         because = f"line {cause.line}: {cause.exception}" if cause.exception else cause.sentence

@@ -33,7 +33,12 @@ NO_CAUSE = frozenset({
 
 
 def read_logs(
-    paths: Sequence[Path], engine: str = "auto", *, alone: bool = False, deadline_s: float = 600.0
+    paths: Sequence[Path],
+    engine: str = "auto",
+    *,
+    alone: bool = False,
+    deadline_s: float = 600.0,
+    more: Mapping[str, str] | None = None,
 ) -> LogReading:
     """Read ``paths`` as one timeline, and judge each server in it.
 
@@ -41,6 +46,7 @@ def read_logs(
         paths: files, folders of them, or ``-`` for the standard input.
         engine: its name; "auto": by the form of the lines.
         alone: without what was rotated away from them.
+        more: patterns whose lines are wanted besides, by name.
 
     Raises:
         UsageError: no such engine, or nothing could be read.
@@ -57,6 +63,7 @@ def read_logs(
                 **LOG_PATTERNS,
                 **scenario_patterns(chosen),
                 STACKS: STACKS_HERE,
+                **(more or {}),
             },
             chosen.progress_pattern if chosen else None,
             added=chosen.added_pattern or None if chosen else None,
