@@ -185,6 +185,35 @@ def an_error_twice(incident: Incident) -> None:
     errors[1] = errors[0]
 
 
+def a_match_twice(incident: Incident) -> None:
+    found = data(incident, LogsData).matches["added-request"]
+    found[1] = found[0]
+
+
+def asked_twice(incident: Incident) -> None:
+    """The first time it answered."""
+    result = probe(incident, InferenceData)
+    first = result.model_copy(deep=True)
+    put(lambda i: first.data, answered=True, status=200, error="")(incident)
+    incident.evidence.probes.insert(incident.evidence.probes.index(result), first)
+    result.data.text = "x"
+
+
+def no_trigger(incident: Incident) -> None:
+    incident.evidence.requests = incident.evidence.requests_in("gate")
+
+
+def born(more: float) -> Edit:
+    """All of the server's processes, so long after it is said to have been started."""
+
+    def edit(incident: Incident) -> None:
+        then = event("engine started as")(incident).at.wall.timestamp()
+        for one in data(incident, ProcessesData).processes:
+            one.created_wall = then + more
+
+    return edit
+
+
 def a_series_less(incident: Incident) -> None:
     """A counter that the first reading has is in no later one."""
     readings = [data(incident, MetricsData, 0, "gate"), data(incident, MetricsData)]
@@ -236,10 +265,14 @@ def fallen(incident: Incident) -> None:
     next(s for s in last.samples if s.name == "vllm:prompt_tokens_total").value -= 1
 
 
-def far_away(incident: Incident) -> None:
-    """As if it had been written in a zone that there is not."""
-    for line in {id(line): line for line in lines(data(incident, LogsData))}.values():
-        shifted(line, timedelta(hours=-14, minutes=-30))
+def elsewhere(hours: float) -> Edit:
+    """Logged in a zone of so many hours, that nobody noted."""
+
+    def edit(incident: Incident) -> None:
+        for line in {id(line): line for line in lines(data(incident, LogsData))}.values():
+            shifted(line, timedelta(hours=hours))
+
+    return edit
 
 
 def anothers_traceback(incident: Incident) -> None:
@@ -297,6 +330,7 @@ OWN = [
     (500, '{"object":"error","message":"m","type":"t","param":null,"code":500}'),
     (400, '{"error":{"message":"input_embeds cannot be used in a session"}}'),
     (404, "not found"),
+    (499, '{"error":{"message":"m"}}'),
 ]  # fmt: skip
 
 ROWS: list[tuple[str, str, Edit, str, str]] = [
@@ -416,6 +450,7 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("windows", HANG, put(of(InferenceData), seconds=9.0), "inference", "it waited 9 s"),
     ("windows", HANG, put(ANSWER(), seconds=9.0), "http", "longer than all"),
     ("windows", HANG, put(ANSWER(), seconds=-1.0), "http", "longer than all"),
+    ("windows", HANG, put(ANSWER(), seconds=0.0), "", ""),
     ("windows", HANG, put(ANSWER(), path="/other"), "http", "other endpoints"),
     ("windows", HANG, put(taken(HttpData), seconds=-1.0), "http", "less than no time"),
     ("windows", HANG, put(of(StacksData), samples=[]), "stacks", "nothing is there"),
@@ -426,11 +461,12 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     # how long it was waited
     ("silence", HANG, put(asked("gate: text only"), latency_s=plus(1)),
      "requests", "latencies of the"),
-    ("silence", HANG, put(asked(X), latency_s=-1.0), "requests", "took -1 s"),
+    ("silence", HANG, put(asked(X), latency_s=-0.5), "requests", "took -0.5 s"),
     ("silence", HANG, put(asked(X), deadline_s=0.0), "requests", "of 0"),
     ("silence", HANG, put(asked(X), ttft_s=9.0), "requests", "began after it had ended"),
     ("silence", HANG, put(asked(X), latency_s=40.0), "requests", "long after its deadline"),
-    ("silence", HANG, put(asked(X), latency_s=30.0), "", ""),
+    ("silence", HANG, put(asked(X), latency_s=36.0), "", ""),
+    ("silence", HANG, put(asked(X), latency_s=36.5), "requests", "long after its deadline"),
     ("silence", HANG, put(asked(FILL), latency_s=5.8), "requests", "waited for 5.8 s of 6"),
     ("silence", HANG, put(asked(FILL), deadline_s=5.0), "requests", "asks for 6 s, 'fill 11'"),
     ("silence", HANG, put(asked(FILL), status=200), "requests", "came late or still flows"),
@@ -470,6 +506,11 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("counted", HANG, a_series_less, "metrics", "fell between two readings"),
     ("replies", HANG, put(asked(X), status=520, error="x"), "requests", "stands before a server"),
     ("replies", HANG, put(asked(X), status=502, error="x"), "requests", "502 is said by"),
+    ("logs", HANG, a_match_twice, "logs", "the lines of added-request are in no order"),
+    ("logs", HANG, no_trigger, "", ""),
+    ("one_tree", HANG, born(-5.5), "processes", "is older than the server"),
+    ("one_tree", HANG, lambda i: (born(-5.5)(i), put(use("APIServer"), created_wall=None)(i)),
+     "processes", "is older than the server"),
     ("logs", HANG, an_error_twice, "logs", "errors are in no order"),
     ("order", KILLED, put(asked("after: a new text"), phase="stop"),
      "requests", "of the stop, and was at another time"),
@@ -524,6 +565,9 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("sums", HANG, put(asked("fill 1"), prompt_head="x" * 9), "requests", "as long as it says"),
     ("sums", HANG, put(asked(FILL), left=True), "requests", "left, and waited"),
     ("sums", HANG, put(asked("fill 1"), ttft_s=0.01), "requests", "came in parts"),
+    ("sums", HANG, put(asked("fill 1"), done=True), "requests", "came in parts"),
+    ("sums", HANG, put(asked("fill 1"), pieces=1), "requests", "came in parts"),
+    ("silence", HANG, asked_twice, "inference", "which came late"),
     ("sums", HANG, put(asked("fill 1"), tokens=list("abcd"), text="abce"),
      "requests", "its tokens"),
     ("sums", HANG, put(asked(FILL), error="no complete answer in 3.0 s"), "requests", "as long"),
@@ -562,7 +606,9 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     ("logs", HANG, lambda i: [setattr(x, "time", x.time and "11-22 05:21:00")
                               for x in {id(x): x for x in lines(data(i, LogsData))}.values()],
      "logs", "before the trigger's first request"),
-    ("logs", HANG, far_away, "logs", "of another day"),
+    *[("logs", HANG, elsewhere(hours), "", "") for hours in (-14, -3.5, 5.75, 12.75, 14)],
+    *[("logs", HANG, elsewhere(hours), "logs", "of another day") for hours in (-14.25, 14.25)],
+    ("logs", HANG, put(matched("added-request"), level="WARNING"), "", ""),
     ("logs", ADDED, lambda i: [shifted(x, timedelta(days=-1))
                                for x in {id(x): x for x in lines(data(i, LogsData))}.values()],
      "logs", "is older than the run"),
@@ -582,6 +628,7 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
       for status, error in OWN],
     ("replies", HANG, put(asked(X), status=401), "requests", "401 holds an error 400"),
     ("replies", HANG, put(asked(X), status=519, error=""), "", ""),
+    ("replies", HANG, put(asked(X), status=100, error=""), "", ""),
     ("replies", HANG, put(asked(X), status=599, error="x"), "requests", "stands before a server"),
     ("replies", HANG, put(asked(X), status=600, error="x"), "requests", "600 is no status"),
     ("replies", HANG, put(asked(X), status=99, error="x"), "requests", "99 is no status"),
@@ -622,6 +669,7 @@ EDGES: list[tuple[str, Edit, str]] = [
      "was waited for"),
     ("silence", put(asked(FILL), deadline_s=6.0 - coherence.SLACK_S), "asks for"),
     ("silence", put(asked("gate: text only"), latency_s=0.0), "took 0 s of"),
+    ("one_tree", born(-5.0), "is older than the server"),
     ("silence", put(of(InferenceData), answered=True, text="x"), "which came late"),
     ("silence", put(of(InferenceData), status=200, error=NO_ANSWER, text="x"), "which came late"),
 ]  # fmt: skip
@@ -674,6 +722,113 @@ def test_the_environment_is_the_programs() -> None:
     own, another = "/x/environments/vllm-0.14.0-cpu-0/venv", "/x/environments/vllm-0.15.0-cpu-1/a"
     assert replace(run, command=(own, another)).environment == "vllm-0.14.0-cpu-0"
     assert replace(run, command=("python", another)).environment == ""
+
+
+@pytest.mark.parametrize(
+    ("most", "short", "allowed"), [(64, 84, 1084), (65, 84, 1064), (1, 1, 1064), (1, 24, 1087)]
+)
+def test_a_text_has_a_token_a_character_and_those_of_the_chat_template(
+    most: int, short: int, allowed: int
+) -> None:
+    """At most 64 more; and the template's are only known from a text of at most 64 characters."""
+    incident: Incident = pickle.loads(packed(HANG))
+    text = asked("gate: text only")(incident)
+    text.prompt_chars, text.prompt_tokens = most, short
+    long = text.model_copy(update={"prompt_chars": 1000, "prompt_tokens": allowed})
+    incident.evidence.requests.append(long)
+    assert not doubted("images", incident)
+    long.prompt_tokens += 1
+    (why,) = doubted("images", incident)["requests"]
+    assert "has no picture" in why
+
+
+def test_a_name_that_one_label_says_is_no_custom() -> None:
+    """Where labels say which picture they show, one that says it shows it."""
+    incident: Incident = pickle.loads(packed(HANG))
+    asked("gate: text only")(incident).label = "gate: about gate-1"
+    assert not doubted("images", incident)
+    asked("gate: about gate-1")(incident).label = "gate: about fill-2"
+    asked("fill 2")(incident).label = "fill-2"
+    assert not doubted("images", incident)
+    again = asked("fill-2")(incident).model_copy(update={"label": "fill-2, later"})
+    incident.evidence.requests.append(again)
+    (why,) = doubted("images", incident)["requests"]
+    assert "is without fill-2" in why
+
+
+@pytest.mark.parametrize(("code", "status", "other"), [
+    (399, 500, False), (400, 500, True), (599, 500, True), (600, 500, False), (500, 500, False),
+    ('"599"', 500, True), ('"0599"', 500, False), ('"five"', 500, False),
+])  # fmt: skip
+def test_a_status_within_an_answer_is_its_own(code: object, status: int, other: bool) -> None:
+    for body in (f'{{"code": {code}}}', f'{{"error": {{"code": {code}}}}}'):
+        assert bool(coherence.not_the_engines(status, body)) is other
+
+
+def _words(incident: Incident, run: Run) -> str:
+    return str(doubted("logs", incident, run).get("logs"))
+
+
+@pytest.mark.parametrize("zone", [0, 1])
+@pytest.mark.parametrize(("more", "older"), [(1.0, False), (1.001, True)])
+def test_a_log_may_end_a_second_before_the_run_began(more: float, older: bool, zone: int) -> None:
+    """It has whole seconds. For lines that were there before the trigger it is the same."""
+    incident: Incident = pickle.loads(packed(HANG))
+    (result,) = results(incident, LogsData)
+    read = result.started.wall.astimezone(UTC).replace(tzinfo=None)
+    times = [at for line in lines(result.data) if (at := written(line.time, read))]
+    moment = (max(times) + timedelta(seconds=more)).replace(tzinfo=UTC)
+    began = Moment(mono=0.0, wall=moment)
+    there = pickle.loads(pickle.dumps(incident))
+    elsewhere(zone)(there)
+    run = replace(run_of(incident), utc_offset_s=3600.0 * zone, began=began)
+    assert ("is older than the run" in _words(there, run)) is older
+    line = matched(ASSERTED)(incident)
+    error = written(line.time, read)
+    assert error is not None
+    moment = (error + timedelta(seconds=more)).replace(tzinfo=UTC)
+    for record in incident.evidence.requests_in("trigger"):
+        record.sent.wall = moment
+    run, early = run_of(incident), "was there before the trigger's first request"
+    said = set(doubted("logs", incident, run).get("logs", ()))
+    assert {why for why in said if early in why} == (
+        {f"line {line.number} {early}"} if older else set()
+    )
+    incident.evidence.never_ready = True
+    assert early not in _words(incident, run)
+
+
+@pytest.mark.parametrize(("more", "far"), [(1.0, False), (1.001, True)])
+def test_a_log_may_end_a_second_after_it_was_read(more: float, far: bool) -> None:
+    """Where its zone was noted: else it is of another one."""
+    incident: Incident = pickle.loads(packed(HANG))
+    (result,) = results(incident, LogsData)
+    read = result.started.wall.astimezone(UTC).replace(tzinfo=None)
+    times = [at for line in lines(result.data) if (at := written(line.time, read))]
+    result.seconds = 0.0
+    wall = (max(times) - timedelta(seconds=more)).replace(tzinfo=UTC)
+    result.started = Moment(mono=result.started.mono, wall=wall)
+    assert (
+        "of another day" in _words(incident, replace(run_of(incident), utc_offset_s=0.0))
+    ) is far
+    result.seconds = 9.0
+    said = _words(incident, run_of(incident))
+    assert ("before the trigger's first request" in said) is far, "a zone later it was"
+
+
+@pytest.mark.parametrize(
+    ("count", "number", "known"), [(50, 9999, True), (51, 9999, False), (51, 0, True)]
+)
+def test_the_first_fifty_errors_are_kept(count: int, number: int, known: bool) -> None:
+    """Whether a line after the last of them was an error, such a log does not say."""
+    incident: Incident = pickle.loads(packed(HANG))
+    log = data_of(incident)
+    copies = [log.errors[0].model_copy(update={"number": 1000 + n}) for n in range(50)]
+    log.errors, log.error_count = copies, count
+    assert log.last_line is not None
+    log.last_line.number, log.last_line.level = number, "ERROR"
+    said = _words(incident, run_of(incident))
+    assert (f"line {number} is an error, and is none" in said) is known
 
 
 def test_every_check_has_its_rows() -> None:

@@ -43,9 +43,8 @@ Doubts = Iterator[tuple[str, str]]
 """What is doubted (a field of Evidence, or a kind of probe data; EVERYTHING), and why."""
 
 EVERYTHING = "*"
-ORDER: Mapping[str, int] = {
-    "start": 0, "control": 0, "gate": 1, "trigger": 2, "check": 3, "after": 4, "stop": 5,
-}  # fmt: skip
+PLACES = (("start", "control"), ("gate",), ("trigger",), ("check",), ("after",), ("stop",))
+ORDER: Mapping[str, int] = {phase: n for n, phases in enumerate(PLACES) for phase in phases}
 STAGES: Mapping[str, Phase] = {"gate": "gate", "trigger": "trigger", "probes": "check"}
 """Event with which a phase begins."""
 CLOCK_S = 1.0
@@ -68,7 +67,7 @@ texts of so few characters; an image has more tokens than as many besides."""
 OUTSIDE = (9, 15, 2, 1, 3, 10, 12, 24, 30)
 """Signals that somebody sends: KILL, TERM, INT, HUP, QUIT, a batch system's USR1 and USR2, XCPU of
 a limit, PWR. A crash raises others in its own process."""
-GATEWAY = (502, 504, *range(520, 600))
+GATEWAY, DELIVERY = (502, 504), 520
 """No engine answers with these; 520 and on are content delivery networks' own."""
 ENVIRONMENT = re.compile(r"environments/([^/\s]+)/")
 PORT = re.compile(r" --(?:server-)?port[ =](\d+)")
@@ -207,8 +206,8 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
     port = run.option("--port", "--server-port")
     model = run.option("--served-model-name", "--model-name")
     places = [(kind, urlsplit(url)) for kind, url in _addresses(evidence)]
-    usual = {"": Counter(url.netloc for _, url in places).most_common(1)}
-    first = usual[""][0][0] if places else ""
+    usual = Counter(url.netloc for _, url in places).most_common()
+    first = usual[0][0] if usual else ""
     for kind, url in places:
         if url.netloc != first or (port and url.port != int(port)):
             yield kind, f"it is of {url.netloc}, the server listens on {port or first}"
@@ -815,9 +814,8 @@ def _kept(data: LogsData, run: Run) -> Iterator[str]:
     if any(b.number <= a.number for a, b in pairwise(data.errors)) and not data.files:
         yield "its errors are in no order"
     errors = {line.number for line in data.errors}
-    last = data.errors[-1:]
     for line in _lines(data):
-        first = data.error_count <= 50 or any(line.number < one.number for one in last)
+        first = data.error_count <= 50 or any(line.number < number for number in errors)
         if first and _is_error(line) != (line.number in errors):
             yield f"line {line.number} is an error, and is none"
 
@@ -942,7 +940,7 @@ def not_the_engines(status: int | None, body: str) -> str:
         return f"{status} is no status"
     if status is None or status < 400:
         return ""
-    if status in GATEWAY:
+    if status in GATEWAY or status >= DELIVERY:
         return f"{status} is said by what stands before a server"
     text = _bare(body)
     if text.startswith("<"):
@@ -958,7 +956,7 @@ def not_the_engines(status: int | None, body: str) -> str:
 
 def _bare(body: str) -> str:
     """Without the status that was written before it."""
-    return re.sub(r"HTTP \d{3}(?: with an empty body|:? ?)", "", body.strip(), count=1).strip()
+    return re.sub(r"\AHTTP \d{3}(?: with an empty body|:? ?)", "", body.strip()).strip()
 
 
 def _document(text: str) -> dict[str, Any]:
