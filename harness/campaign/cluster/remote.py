@@ -16,7 +16,6 @@ import os
 import queue
 import shutil
 import signal
-import tarfile
 import tempfile
 import threading
 import zlib
@@ -40,6 +39,7 @@ from mmrepro.base.machine.files import (
     nvidia_driver,
 )
 from mmrepro.base.records import Record
+from mmrepro.base.tar import tarfile
 from mmrepro.campaign.provisions import Bound, Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Began, Here, Order

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import subprocess
-import tarfile
 import tempfile
 import tomllib
 import zipfile
@@ -28,6 +27,7 @@ from typing import Annotated, Any
 from mmrepro.base.errors import UnknownRelease, UsageError
 from mmrepro.base.machine.files import Device, cache_root, device_of, read_file, write_file
 from mmrepro.base.records import Record
+from mmrepro.base.tar import tarfile
 from mmrepro.engines.environments.index import fetch, logins
 from mmrepro.engines.environments.lending import listed, nearest_release
 from mmrepro.engines.environments.releases import best_wheel, pythons, requirements_of
