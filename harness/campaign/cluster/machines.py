@@ -286,10 +286,12 @@ class Machine:
 
         KeyboardInterrupt: the cluster was told to stop.
         """
-        for item in self._cluster.carry_out(self, order, root):
-            if getattr(item, "key", "") and order.environment is not None:
-                self._environments.add(folder_of(order.environment).name)
-            yield item
+        # Python 3.12 ends a generator that a closed one iterates over only with that one's memory.
+        with contextlib.closing(self._cluster.carry_out(self, order, root)) as working:
+            for item in working:
+                if getattr(item, "key", "") and order.environment is not None:
+                    self._environments.add(folder_of(order.environment).name)
+                yield item
 
 
 # ---------------------------------------------------------------- in our own words
