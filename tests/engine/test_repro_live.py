@@ -1,11 +1,13 @@
 """``mmrepro repro`` on a real server: the curl lines of a report, run against a recording proxy."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from live import COMMAND
+from mmrepro.traffic.capture.client import _can_unshare
 
 pytestmark = pytest.mark.engine
 
@@ -29,6 +31,10 @@ The server returns HTTP 500 (Internal Server Error).
 """
 
 
+@pytest.mark.skipif(
+    shutil.which("curl") is None or not _can_unshare(),
+    reason="no curl here, or the kernel gives no network in which gpu-box is this machine",
+)
 def test_a_report_is_read_run_and_judged(tmp_path: Path) -> None:
     (tmp_path / "ISSUE.md").write_text(ISSUE)
     words = ["repro", "ISSUE.md", "--release", "0.1", "--out", "out", "--json"]

@@ -210,6 +210,8 @@ class Barriers:
 # ------------------------------------------------------------------ clients
 
 GIVE_UP_S = 5.0
+DYING_S = 1.0
+"""A process lets go of its connections so long before it is seen to have ended."""
 MOST_BODY = 64 << 10
 """Characters of an answer that are kept as they came."""
 
@@ -247,6 +249,7 @@ class Sending:
         self.headers: dict[str, dict[str, str]] = {}
         self.stopped = asyncio.Event()
         self._ended: set[str] = set()
+        self._broke = -math.inf
         self._answers: dict[str, str] = {}
         self._all = bodies
         self._changed = asyncio.Event()
@@ -260,9 +263,9 @@ class Sending:
         began = time.monotonic()
         while (barriers.unsent or barriers.running) and not self.stopped.is_set():
             self._changed.clear()
-            elapsed = time.monotonic() - began
-            if barriers.unsent and not self.alive():
+            if barriers.unsent and not await self._lives():
                 break
+            elapsed = time.monotonic() - began
             for op in barriers.ready(elapsed):
                 self._launch(op, barriers)
             due = barriers.next_due_s(elapsed)
@@ -270,6 +273,14 @@ class Sending:
                 async with asyncio.timeout(None if due is None else due - elapsed):
                     await self._changed.wait()
         self.unsent += barriers.unsent
+
+    async def _lives(self) -> bool:
+        """Whether the server runs; where a connection broke, that is known a moment later."""
+        while alive := self.alive():
+            if self.stopped.is_set() or time.monotonic() > self._broke + DYING_S:
+                break
+            await asyncio.sleep(DYING_S / 20)
+        return alive
 
     @property
     def bodies(self) -> dict[str, str]:
@@ -362,8 +373,10 @@ class Sending:
             deadline_s=self.deadline_s,
         )
 
-        def ended(_: object) -> None:
+        def ended(task: asyncio.Task[RequestRecord]) -> None:
             times.append(time.monotonic())
+            if not task.cancelled() and not task.exception() and task.result().broken:
+                self._broke = times[-1]
             barriers.end(op.id)
             self._ended.add(op.id)
             self._moved(wake=True)

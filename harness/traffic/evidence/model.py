@@ -157,6 +157,11 @@ class RequestRecord(Record):
         return self.answered and self.stream and known and self.finish_reason is None
 
     @property
+    def broken(self) -> bool:
+        """Its connection was refused, or ended before the answer did."""
+        return bool(self.error) and self.status in (None, 200) and not self.timed_out
+
+    @property
     def told(self) -> str:
         """Its line of the timeline: ``image X, too long: 400 in 0.05 s (…)``."""
         if self.timed_out:

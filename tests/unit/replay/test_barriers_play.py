@@ -260,5 +260,32 @@ def test_stopped_it_sends_nothing_more_and_waits_for_nobody(tmp_path: Path) -> N
     assert "no complete answer" in record.error
 
 
+@pytest.mark.parametrize("dies", [True, False])
+def test_whose_connection_broke_may_be_dying(tmp_path: Path, dies: bool) -> None:
+    """What waits for that request is not sent to a server that ends a moment later."""
+    recorder = Recorder(tmp_path)
+    broke: list[float] = []
+
+    async def breaks(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        await writer.drain()
+        broke.append(time.monotonic())
+        writer.transport.abort()
+
+    async def run() -> Sending:
+        async with serving(breaks) as server:
+            traffic = Traffic(server.url, "tiny", recorder)
+            sending = Sending(traffic, {}, PLENTY_S, "fast")
+            sending.alive = lambda: not (dies and broke and time.monotonic() > broke[0] + 0.2)
+            async with asyncio.timeout(PLENTY_S):
+                await sending.perform([op("a", stream=True), op("b", "a.end", stream=True)])
+            await traffic.close()
+            return sending
+
+    sending = asyncio.run(run())
+    assert sending.unsent == (["b"] if dies else [])
+    assert [r.label for r in recorder.evidence.requests if r.broken] == ["a", "b"][: 2 - dies]
+
+
 def test_nothing_is_due_for_ever() -> None:
     assert Barriers([]).ready(math.inf) == []
