@@ -101,12 +101,13 @@ def test_streams_and_a_client_that_leaves(
     player: Player, tmp_path: Path, quick: PlayOptions
 ) -> None:
     long = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    short = long | {"max_tokens": 40}  # a busy server may compute all of it, and is idle then
     played = player.play(
         case(
             op("s", stream=True, image="X"),
             op("gone", "s.first-token", stream=True, leave="tokens>=3", parameters=long),
             op("whole", "gone.end", image="X"),
-            op("early", "gone.end", leave="sent", parameters=long),
+            op("early", "gone.end", leave="sent", parameters=short),
             op("refused", "whole.end", text="x" * 2100),
         ),
         None,
@@ -179,7 +180,7 @@ def test_without_haste_a_hang_is_silence_until_the_deadline(
     options = PlayOptions(quick.deadlines, early=False, look="none")
     played = player.play(ghost(), None, options, tmp_path / "p")
     assert (played.state, played.early) == (PlayState.HUNG, False)
-    assert 6.0 <= sent(played, played.stuck[0]).latency_s < 8.5
+    assert 6.0 <= sent(played, played.stuck[0]).latency_s < 2 * 6.0
     assert played.stack[0].within("put")
 
 

@@ -159,7 +159,8 @@ class RequestRecord(Record):
     @property
     def broken(self) -> bool:
         """Its connection was refused, or ended before the answer did."""
-        return bool(self.error) and self.status in (None, 200) and not self.timed_out
+        lost = bool(self.error) and self.status in (None, 200)
+        return lost and not self.timed_out and not self.left
 
     @property
     def told(self) -> str:
