@@ -38,8 +38,8 @@ _UNKNOWN = re.compile(
     r"there (?:is|are) no versions? of|was not found in the (?:package registry|cache)"
 )
 _WRONG_PYTHON = re.compile(
-    r"no wheels with a matching Python|Python ABI tag|requires? Python|depends on Python"
-    r"|does not satisfy Python|No interpreter found",
+    r"no wheels with a matching (?:Python|platform)|Python ABI tag|requires? Python"
+    r"|depends on Python|does not satisfy Python|No interpreter found",
     re.IGNORECASE,
 )
 

@@ -45,6 +45,7 @@ _UNREACHABLE = re.compile(
     r"Connection (?:refused|reset)|timed out",
     re.IGNORECASE,
 )
+_PYTHON = re.compile(r"Failed to download \S*/cpython-(3\.\d+)")
 _FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122")
 _DOWNLOAD = re.compile(r"^Downloading (\S+) \((\d+(?:\.\d+)?[KMG]?i?B)\)$")
 _DOWNLOADED = re.compile(r"^ ?Downloaded (\S+)$")
@@ -236,7 +237,10 @@ def explain(failure: UvFailed, doing: str) -> NoSpace | EnvironmentBuildError:
         return NoSpace(f"The disk became full while {doing}.", hint=hint, detail=detail)
     message = f"uv failed while {doing}."
     hint = "the lines above are uv's own; `mmrepro check` shows what this machine lacks"
-    if _UNREACHABLE.search(failure.stderr):
+    if python := _PYTHON.search(failure.stderr):
+        message = f"Python {python[1]} is not here, and could not be downloaded, {doing}."
+        hint = f"install Python {python[1]}, or take a release with wheels for the one that is here"
+    elif _UNREACHABLE.search(failure.stderr):
         message = f"The package index could not be reached while {doing}."
         hint = "check the network or proxy; `mmrepro env list` shows what is already built"
     return EnvironmentBuildError(message, hint=hint, detail=detail)

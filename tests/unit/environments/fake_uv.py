@@ -58,6 +58,9 @@ if command == "--version":
     print("uv 0.13.8 (a fake)")
 elif command == "cache dir":
     print(Path.cwd())
+elif arguments[0] == "venv" and mode == "no-python":
+    fail("error: Request failed after 3 retries\n  cause: Failed to download `https://"
+         "index.invalid/cpython-3.11.18-x86_64.tar.gz`\n  cause: dns error")  # fmt: skip
 elif arguments[0] == "venv":
     venv = Path(arguments[-1])
     (venv / "bin").mkdir(parents=True)
@@ -77,6 +80,9 @@ elif command == "pip compile" and "--format" in arguments:
     if mode == "no-wheel":
         fail(f"error: No solution found\n  cause: {name}=={version} has no wheels with a matching "
              "Python ABI tag (e.g., `cp314`)")  # fmt: skip
+    if mode == "no-platform":
+        fail(f"error: No solution found\n  cause: {name}=={version} has no wheels with a matching "
+             "platform tag (e.g., `manylinux_2_39_x86_64`)")  # fmt: skip
     file = f"{name.replace('-', '_')}-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
     day = "2026-06-13" if name == "vllm" else "2026-08-01"
     print(PYLOCK.format(name=name, version=version, file=file, day=day, sha="ab" * 32))

@@ -94,6 +94,8 @@ def test_a_younger_wheel_and_its_other_name(fake_uv: Path) -> None:
         ("offline", EnvironmentBuildError, "could not be reached"),
         ("no-such-release", UnknownRelease, "no release 0.23.0"),
         ("no-wheel", EnvironmentBuildError, "no wheel for this machine"),
+        ("no-platform", EnvironmentBuildError, "no wheel for this machine and any Python from"),
+        ("no-python", EnvironmentBuildError, "Python 3.11 is not here, and could not be"),
         ("odd", UnloadableWheel, "cannot be loaded on this host"),
     ],
 )
