@@ -29,6 +29,7 @@ git -C "$home" -c safe.directory='*' reset --quiet --hard FETCH_HEAD
 chown -R "$(stat -c %u:%g "$root/home/dev")" "$home"
 
 export root line
+# shellcheck disable=SC2016  # the inner shell expands them
 exec unshare --mount --pid --fork --kill-child bash -ec '
   mount --make-rprivate /
   mount -t proc proc "$root/proc"
