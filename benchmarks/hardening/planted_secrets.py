@@ -63,7 +63,8 @@ GHOST: Final = "ghost-key-eviction-0.23.0.zip"
 PLANTS: Final = 2400
 AT_ONCE: Final = 200
 """Plants in one incident."""
-SLOWEST_MB_S: Final = 0.7
+SLOWEST_MB_S: Final = 0.2
+"""Machines differ: 0.5 to 0.9 was seen. What is not linear is far below."""
 MOST_REPLACED: Final = 0.02
 
 
