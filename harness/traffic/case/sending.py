@@ -211,7 +211,7 @@ class Barriers:
 
 GIVE_UP_S = 5.0
 DYING_S = 1.0
-"""A process lets go of its connections so long before it is seen to have ended."""
+"""Seconds, at most, from a broken connection until the end of the server's process is seen."""
 MOST_BODY = 64 << 10
 """Characters of an answer that are kept as they came."""
 
