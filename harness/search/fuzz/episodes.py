@@ -47,6 +47,9 @@ COMPARED = 0.25
 of engines that are exact without."""
 MOTIF, OF_FEATURE = 0.5, 0.8
 """Chance of each motif in a new episode, and of those of a server's feature where it is on."""
+SEED = ("seed",)
+"""Of a sampler. A prompt in chunks with one ends vLLM's engine on a CPU (scenario seeded-chunk); in
+the profile modern that would hide all else."""
 RIDS = ("rid", "request_id", "session_id")
 """What is doubled has no id of its own."""
 AT_ONCE = (1, 1, 2, 4, 8)
@@ -146,8 +149,8 @@ class Episodes:
             apart = {one for group in ONE_OF if ADAPTERS[0] in group for one in group}
             maker.on -= apart - {ADAPTERS[0]}
             maker.on.add(ADAPTERS[0])
-        if Switch.FILES in maker.on:
-            case = _without(case, self.dialect.salts)
+        barred = self.dialect.salts if Switch.FILES in maker.on else ()
+        case = _without(case, (*barred, *(SEED if self.modern else ())))
         switches = tuple(sorted(maker.on))
         case = with_features(self._titled(case, number), maker.on)
         return Planned(number, "mixed", case, switches, origin, compared)

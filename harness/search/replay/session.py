@@ -263,7 +263,8 @@ class Rounds:
     def _side_findings(self) -> None:
         """What only a smaller case showed, on the way: is it there again?"""
         for bucket, (case, seen) in sorted(self.plays.smallest.items()):
-            if self._handled(bucket):
+            # One option may not go without another: the server that was given does start.
+            if self._handled(bucket) or seen.play.state == PlayState.START_FAILED:
                 continue
             seens = [seen]
             try:

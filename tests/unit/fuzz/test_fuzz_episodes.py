@@ -324,6 +324,22 @@ def test_one_salt_is_not_asked_of_a_file_connector() -> None:
     assert all(tried.values())
 
 
+def test_the_profile_modern_samples_without_a_seed() -> None:
+    seeded = modern(0).case
+    ops = [op.model_copy(update={"parameters": {"seed": 3}}) for op in seeded.operations]
+    source = seeded.model_copy(update={"server": WANTED_MODERN, "operations": ops})
+    sampled = 0
+    for seed in range(40):
+        for made_of in (None, source):
+            made = Episodes(
+                seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=made_of
+            ).next(2)
+            sent = [op.parameters for op in made.case.operations]
+            assert not any("seed" in one for one in sent)
+            sampled += any(one.get("temperature", 0) not in (0, 0.8) for one in sent)
+    assert sampled > 3
+
+
 def test_an_episode_made_of_one_that_asks_adapters_has_no_file_connector_beside_them() -> None:
     tried = 0
     for seed in range(60):

@@ -335,6 +335,26 @@ def test_a_server_that_does_not_start_needs_no_request(tmp_path: Path) -> None:
     assert [needed.what for needed in finding.needed] == ["--broken"]
 
 
+def test_a_start_that_fails_for_want_of_an_option_left_out_is_no_finding(tmp_path: Path) -> None:
+    server = SERVER.model_copy(update={"args": ["--adapters", "--adapter-names", "--other"]})
+    case = fake_case([fake_op(f"r{n}") for n in range(4)]).model_copy(update={"server": server})
+    refused = []
+
+    def engine(c: Case) -> dict[str, str]:
+        if "--adapter-names" in c.server.args and "--adapters" not in c.server.args:
+            refused.append(c.server.args)
+            return {NO_START: ""}
+        both = {"r1", "r3"} <= {op.id for op in c.operations} and "--adapters" in c.server.args
+        return answered_until(c, "r3" if both else None)
+
+    session, _ = replaying(case, tmp_path, FakePlayer(engine), server=server)
+    replay = session.execute()
+    assert refused, "it was tried"
+    assert [one.finding_class for one in replay.findings] == [FindingClass.HANG]
+    assert replay.findings[0].server.args == ["--adapters"]
+    assert replay.unconfirmed == []
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
     case = fake_case([fake_op("r1")])
     file = Path("night.har")
