@@ -106,6 +106,10 @@ class EnvironmentBuildError(InfrastructureError):
     """uv could not build the engine's environment."""
 
 
+class UnfitPython(EnvironmentBuildError):
+    """It is not to be had, or a requirement has no wheel for it and cannot be built here."""
+
+
 class UnloadableWheel(InfrastructureError):
     """The wheel's compiled code wants something that this host lacks (a newer libstdc++, say)."""
 

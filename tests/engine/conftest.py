@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live import COMMAND, Finished, Running, RunOnce
+from live import COMMAND, Finished, Running, RunOnce, need_python
+from mmrepro.base.errors import EnvironmentBuildError
 from mmrepro.engines.supervise.warm import kept_fork_servers
 from mmrepro.runs.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
 
@@ -101,6 +102,18 @@ class Ahead(threading.Thread):
             self.join()
 
 
+def skipped_without_python() -> Iterator[None]:
+    try:
+        return (yield)
+    except EnvironmentBuildError as error:
+        need_python(error.message)
+        raise
+
+
+pytest_runtest_setup = pytest.hookimpl(wrapper=True)(skipped_without_python)
+pytest_runtest_call = pytest.hookimpl(wrapper=True)(skipped_without_python)
+
+
 @pytest.fixture(scope="session")
 def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
     """``run_once("ghost-key-eviction", "--release", "0.24.0")``; equal arguments share one run."""
@@ -115,6 +128,7 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
                 text=True,
                 timeout=900,
             )
+            need_python(finished.stderr)
             done[arguments] = Finished(
                 finished.returncode, finished.stdout, finished.stderr, folder
             )

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from live import COMMAND
+from live import COMMAND, need_python
 from mmrepro.scenarios.data import pad_value_pair
 
 pytestmark = [
@@ -23,6 +23,7 @@ def collide(*arguments: str) -> tuple[int, dict]:  # type: ignore[type-arg]
         text=True,
         timeout=600,
     )
+    need_python(done.stderr)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

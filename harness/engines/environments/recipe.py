@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from mmrepro.base.errors import EnvironmentBuildError, UnloadableWheel
+from mmrepro.base.errors import EnvironmentBuildError, UnfitPython, UnloadableWheel
 from mmrepro.base.machine.files import nvidia_driver
 from mmrepro.base.records import Setting, WheelFacts
 from mmrepro.base.units import size
@@ -71,6 +73,7 @@ class Build:
         self.packages: list[str] = []
         self.cutoff = ""
         self.changed: list[Reason] = []
+        self.unfit: list[str] = []  # Pythons that were tried in vain
         self.host_packages: list[str] = []  # not in it: the host's, whose site-packages it sees
         self.rate = 0.0  # bytes a second of the engine's wheel
 
@@ -85,8 +88,7 @@ class Build:
             )
         self.folder.mkdir()
         (self.folder / "state").mkdir()
-        self._make_venv()
-        self._fill()
+        self._fill_for_some_python()
         self._check_load()
         manifest = Manifest(
             engine=self.spec.engine,
@@ -113,6 +115,33 @@ class Build:
         (self.folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n")
         return manifest
 
+    def _fill_for_some_python(self) -> None:
+        """For the first one for which every requirement has a wheel, or can be built here."""
+        first: UnfitPython | None = None
+        while True:
+            try:
+                self._make_venv()
+                return self._fill()
+            except UnfitPython as error:
+                first = first or error
+                if not self._another_python(error.message):
+                    raise first from None
+                why = Reason("python", self.release.python, first.message)
+                self.reasons = [*self.spec.reasons, *self.release.reasons, why]
+
+    def _another_python(self, why: str) -> bool:
+        """Begin again with the next one that the engine's wheel fits; False: there is none."""
+        if self.spec.commit or self.release.python not in releases.pythons(self.spec):
+            return False
+        self.unfit.append(self.release.python)
+        try:
+            self._find()
+        except EnvironmentBuildError:
+            return False
+        shutil.rmtree(self.venv, ignore_errors=True)
+        self.say(Notice(f"{why} Python {self.release.python} is tried"))
+        return True
+
     def _fill(self) -> None:
         """Put into the virtual environment what belongs there."""
         self._install_wheel()
@@ -129,8 +158,8 @@ class Build:
 
     def _find(self) -> None:
         self.say(f"looking for {self.spec.project} {self.spec.installed}")
-        find = index.find_commit if self.spec.commit else releases.find
-        self.release = find(self.spec)
+        found = partial(releases.find, unfit=self.unfit)
+        self.release = (index.find_commit if self.spec.commit else found)(self.spec)
         self.reasons += self.release.reasons
         self.torch = torch_source(self.spec, self.release.python, self.say)
         if self.spec.project == "torch":

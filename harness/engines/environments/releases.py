@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from email.parser import HeaderParser
@@ -130,11 +130,12 @@ def end_of_day(moment: datetime) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
-def find(spec: EnvironmentSpec, platform: str = "") -> Release:
+def find(spec: EnvironmentSpec, platform: str = "", unfit: Collection[str] = ()) -> Release:
     """Where ``spec`` comes from, and the day as of which it is resolved.
 
     Args:
         platform: of another machine, as uv names them; ``spec.python`` is then a version there.
+        unfit: interpreters that are not tried.
 
     Raises:
         UnknownRelease: the index has no such release of the engine.
@@ -143,6 +144,8 @@ def find(spec: EnvironmentSpec, platform: str = "") -> Release:
     requirement = f"{spec.project}=={spec.installed}"
     refused: UvFailed | None = None
     for python in pythons(spec):
+        if python in unfit:
+            continue
         try:
             files = release_files(requirement, python, platform=platform)
         except UvFailed as failure:

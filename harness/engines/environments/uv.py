@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote
 
-from mmrepro.base.errors import INSTALL_RUN, EnvironmentBuildError, NoSpace
+from mmrepro.base.errors import INSTALL_RUN, EnvironmentBuildError, NoSpace, UnfitPython
 from mmrepro.base.machine.host import child_environment, die_with_parent
 from mmrepro.base.units import duration, parse_size, size
 from packaging.utils import parse_wheel_filename
@@ -45,7 +45,12 @@ _UNREACHABLE = re.compile(
     r"Connection (?:refused|reset)|timed out",
     re.IGNORECASE,
 )
-_PYTHON = re.compile(r"Failed to download \S*/cpython-(3\.\d+)")
+_PYTHON = re.compile(
+    r"(?:Failed to download \S*/cpython-|No interpreter found for Python )(3\.\d+)"
+)
+_UNBUILT = re.compile(
+    r"Failed to build `([^`]+)`\s+(?:cause: )?The build backend returned an error"
+)
 _FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122")
 _DOWNLOAD = re.compile(r"^Downloading (\S+) \((\d+(?:\.\d+)?[KMG]?i?B)\)$")
 _DOWNLOADED = re.compile(r"^ ?Downloaded (\S+)$")
@@ -235,12 +240,17 @@ def explain(failure: UvFailed, doing: str) -> NoSpace | EnvironmentBuildError:
     if _FULL.search(failure.stderr):
         hint = "free some space, or: mmrepro env prune --all --uv-cache"
         return NoSpace(f"The disk became full while {doing}.", hint=hint, detail=detail)
+    if package := _UNBUILT.search(failure.stderr):
+        message = f"{package[1]} has no wheel for this Python and could not be built, {doing}."
+        hint = "install another Python beside it, e.g. 3.11, or what the build asks for"
+        return UnfitPython(message, hint=hint, detail=detail)
     message = f"uv failed while {doing}."
     hint = "the lines above are uv's own; `mmrepro check` shows what this machine lacks"
     if python := _PYTHON.search(failure.stderr):
         message = f"Python {python[1]} is not here, and could not be downloaded, {doing}."
         hint = f"install Python {python[1]}, or take a release with wheels for the one that is here"
-    elif _UNREACHABLE.search(failure.stderr):
+        return UnfitPython(message, hint=hint, detail=detail)
+    if _UNREACHABLE.search(failure.stderr):
         message = f"The package index could not be reached while {doing}."
         hint = "check the network or proxy; `mmrepro env list` shows what is already built"
     return EnvironmentBuildError(message, hint=hint, detail=detail)

@@ -58,6 +58,8 @@ if command == "--version":
     print("uv 0.13.8 (a fake)")
 elif command == "cache dir":
     print(Path.cwd())
+elif arguments[0] == "venv" and mode == "no-build-nor-python" and "/" not in option("--python"):
+    fail(f"error: No interpreter found for Python {option('--python')} in search path")
 elif arguments[0] == "venv" and mode == "no-python":
     fail("error: Request failed after 3 retries\n  cause: Failed to download `https://"
          "index.invalid/cpython-3.11.18-x86_64.tar.gz`\n  cause: dns error")  # fmt: skip
@@ -67,6 +69,7 @@ elif arguments[0] == "venv":
     (venv / "bin" / "python").symlink_to(sys.executable)
     (venv / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
     (venv / "pyvenv.cfg").write_text("home = /nowhere\nversion_info = 3.11.7\n")
+    (venv / "asked").write_text(option("--python"))
 elif command == "pip compile" and "--format" in arguments:
     if mode == "offline":
         fail(
@@ -109,6 +112,11 @@ elif command == "pip install":
 elif command == "pip sync" and "--dry-run" not in arguments:
     sys.stderr.write("Resolved 2 packages in 3ms\nDownloading torch (846.9MiB)\n")
     sys.stderr.flush()
+    asked = (Path(option("--python")).parents[1] / "asked").read_text()
+    if mode == "no-build" or (mode.startswith("no-build-") and "/" in asked):
+        fail("error: Failed to build `outlines-core==0.1.26`\n  cause: The build backend returned "
+             "an error\n  cause: Call to `setuptools.build_meta.build_wheel` failed\n         error: "
+             "failed to download: dns error")  # fmt: skip
     if mode == "full-disk":
         fail(" Downloaded torch\nerror: Failed to install: torch\n  Caused by: failed to write: "
              "No space left on device (os error 28)", 2)  # fmt: skip

@@ -9,10 +9,16 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
+from mmrepro.base.errors import (
+    EnvironmentBuildError,
+    NoSpace,
+    UnfitPython,
+    UnknownRelease,
+    UnloadableWheel,
+)
 from mmrepro.base.machine import files
 from mmrepro.base.machine.files import environments_root
-from mmrepro.engines.environments import loading, recipe, store
+from mmrepro.engines.environments import loading, recipe, releases, store
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.spec import vllm_spec
 from mmrepro.engines.environments.store import prune
@@ -95,6 +101,7 @@ def test_a_younger_wheel_and_its_other_name(fake_uv: Path) -> None:
         ("no-such-release", UnknownRelease, "no release 0.23.0"),
         ("no-wheel", EnvironmentBuildError, "no wheel for this machine"),
         ("no-platform", EnvironmentBuildError, "no wheel for this machine and any Python from"),
+        ("no-build", UnfitPython, "outlines-core==0.1.26 has no wheel for this Python"),
         ("no-python", EnvironmentBuildError, "Python 3.11 is not here, and could not be"),
         ("odd", UnloadableWheel, "cannot be loaded on this host"),
     ],
@@ -111,6 +118,33 @@ def test_a_failed_build_leaves_nothing(
         ensure(SPEC)
     assert caught.value.hint
     assert "secret" not in " ".join([caught.value.message, *caught.value.detail])
+    assert left_over() == []
+
+
+def test_another_python_is_tried_where_a_requirement_cannot_be_built(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", "no-build-here")
+    said: list[str] = []
+    made = ensure(SPEC, progress=said.append)
+    other = next(one for one in releases.pythons(SPEC) if "/" not in one)
+    asked = [line.partition(" --python ")[2].split()[0] for line in calls(fake_uv, " venv ")]
+    assert asked == [releases.pythons(SPEC)[0], other]
+    (why,) = [note.why for note in made.notes if (note.name, note.value) == ("python", other)]
+    assert why.startswith("outlines-core==0.1.26 has no wheel for this Python")
+    assert f"{why} Python {other} is tried" in said
+    assert [note.name for note in made.notes].count("resolution date") <= 1
+    assert len(left_over()) == 1
+
+
+def test_the_first_reason_is_told_where_no_other_python_is_to_be_had(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", "no-build-nor-python")
+    with pytest.raises(UnfitPython, match=r"outlines-core==0\.1\.26 has no wheel") as caught:
+        ensure(SPEC)
+    assert "another Python" in str(caught.value.hint)
+    assert len(calls(fake_uv, " venv ")) == len(releases.pythons(SPEC))
     assert left_over() == []
 
 
