@@ -115,8 +115,8 @@ elif command == "pip sync" and "--dry-run" not in arguments:
     asked = (Path(option("--python")).parents[1] / "asked").read_text()
     if mode == "no-build" or (mode.startswith("no-build-") and "/" in asked):
         fail("error: Failed to build `outlines-core==0.1.26`\n  cause: The build backend returned "
-             "an error\n  cause: Call to `setuptools.build_meta.build_wheel` failed\n         error: "
-             "failed to download: dns error")  # fmt: skip
+             "an error\n  cause: Call to `setuptools.build_meta.build_wheel` failed\n"
+             "         error: failed to download: dns error")  # fmt: skip
     if mode == "full-disk":
         fail(" Downloaded torch\nerror: Failed to install: torch\n  Caused by: failed to write: "
              "No space left on device (os error 28)", 2)  # fmt: skip
