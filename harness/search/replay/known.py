@@ -16,6 +16,7 @@ from mmrepro.engines import get_engine
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.diagnosis import Fit, Match
 from mmrepro.failure.documents.replay import Finding, FindingClass, Sighting
+from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose.match import all_scenarios, match_all, union
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import diagnose
@@ -90,7 +91,9 @@ def by_log(case: Case, played: Played, folder: Path) -> list[Match]:
     engine = get_engine(server.engine)
     probe = LogsProbe(folder / played.log_file, union(scenarios), engine.progress_pattern or None)
     result = run_probe(probe, folder, LOG_S, phase="check", label="known")
-    evidence = played.evidence.model_copy(update={"probes": [*played.evidence.probes, result]})
+    gone = {CORE_ALIVE: False} if played.state is PlayState.DIED else {}
+    known = {"facts": played.evidence.facts | gone, "probes": [*played.evidence.probes, result]}
+    evidence = played.evidence.model_copy(update=known)
     facts = LiveFacts(
         server.engine, server.release, tuple(server.args), played.deadline_s, played.device
     )

@@ -92,6 +92,45 @@ def test_of_a_server_that_is_gone_the_log_says_which_it_was_not(tmp_path: Path) 
     assert best(absent).known is None
 
 
+REWOUND = """\
+(Worker pid=2585) ERROR 11-27 01:56:38 [v1/executor/multiproc_executor.py:1189] Traceback (most \
+recent call last):
+(Worker pid=2585) ERROR 11-27 01:56:38 [v1/executor/multiproc_executor.py:1189]     \
+gen.set_offset(gen.get_offset() - 4)
+(Worker pid=2585) ERROR 11-27 01:56:38 [v1/executor/multiproc_executor.py:1189] RuntimeError: \
+CPU Generator does not use offset
+(EngineCore pid=2580) ERROR 11-27 01:56:38 [v1/engine/core.py:1586] EngineCore encountered a \
+fatal error.
+(EngineCore pid=2580) ERROR 11-27 01:56:38 [v1/engine/core.py:1586] Traceback (most recent call \
+last):
+(EngineCore pid=2580) ERROR 11-27 01:56:38 [v1/engine/core.py:1586] RuntimeError: Worker failed \
+with error 'CPU Generator does not use offset', please check the stack trace above
+(APIServer pid=2570) ERROR 11-27 01:56:38 [v1/engine/async_llm.py:943] \
+vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.
+"""
+"""Lines of a real one, shortened."""
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "device", "name"),
+    [
+        (REWOUND, PlayState.DIED, "cpu", "seeded-chunk"),
+        (REWOUND, PlayState.DIED, "cuda", None),
+        (REWOUND, PlayState.START_FAILED, "cpu", None),
+        (REWOUND.replace("does not use offset", "is lost"), PlayState.DIED, "cpu", None),
+        (REWOUND.replace("gen.set_offset", "gen.reset"), PlayState.DIED, "cpu", None),
+    ],
+)
+def test_of_a_server_that_is_gone_the_log_says_which_it_was(
+    tmp_path: Path, log: str, state: PlayState, device: str, name: str | None
+) -> None:
+    (tmp_path / "engine.log").write_text(log)
+    wanted = ServerWanted(engine="vllm", release="0.32.0")
+    case = CASE.model_copy(update={"server": wanted})
+    gone = Played(state=state, log_file="engine.log", device=device)
+    assert best(by_log(case, gone, tmp_path)).known == name
+
+
 @pytest.mark.parametrize(
     ("named", "release", "found"),
     [
