@@ -16,6 +16,7 @@ from mmrepro.search.fuzz.steering import (
     ADAPTERS,
     ONE_OF,
     SERVERS,
+    SPECULATION,
     Switch,
     drawn,
     lead_of,
@@ -47,9 +48,10 @@ COMPARED = 0.25
 of engines that are exact without."""
 MOTIF, OF_FEATURE = 0.5, 0.8
 """Chance of each motif in a new episode, and of those of a server's feature where it is on."""
-SEED = ("seed",)
-"""Of a sampler. A prompt in chunks with one ends vLLM's engine on a CPU (scenario seeded-chunk); in
-the profile modern that would hide all else."""
+SEED, CHOICES = ("seed",), ("n", "temperature")
+"""What the profile modern leaves out, since it would hide all else: on a CPU vLLM's engine ends by
+a seed and a prompt in chunks (scenario seeded-chunk), and by drafts it answers greedy requests
+wrong beside sampled ones (vllm#55005)."""
 RIDS = ("rid", "request_id", "session_id")
 """What is doubled has no id of its own."""
 AT_ONCE = (1, 1, 2, 4, 8)
@@ -140,6 +142,8 @@ class Episodes:
         random = maker.random
         base, origin = self._base(random)
         case = self._new(maker) if base is None else changed(base, random, maker)
+        if self.modern:
+            case = _without(case, (*SEED, *(CHOICES if maker.on.intersection(SPECULATION) else ())))
         plain = PLAIN.get(self.server.engine)
         share = MODERN_COMPARED if self.modern else COMPARED
         compared = plain is not None and (plain.exact or random.random() < share)
@@ -149,8 +153,8 @@ class Episodes:
             apart = {one for group in ONE_OF if ADAPTERS[0] in group for one in group}
             maker.on -= apart - {ADAPTERS[0]}
             maker.on.add(ADAPTERS[0])
-        barred = self.dialect.salts if Switch.FILES in maker.on else ()
-        case = _without(case, (*barred, *(SEED if self.modern else ())))
+        if Switch.FILES in maker.on:
+            case = _without(case, self.dialect.salts)
         switches = tuple(sorted(maker.on))
         case = with_features(self._titled(case, number), maker.on)
         return Planned(number, "mixed", case, switches, origin, compared)
@@ -331,7 +335,7 @@ def _full_house(maker: Maker) -> list[Operation]:
 def _repeating(maker: Maker) -> list[Operation]:
     """Answers that repeat themselves, beside others: drafts of several lengths are accepted and
     rejected in one step, and the answers end in the middle of one."""
-    if not maker.on.intersection((Switch.NGRAM, Switch.DRAFT)):
+    if not maker.on.intersection(SPECULATION):
         return []
     random = maker.random
     word = maker.text(round(maker.limits.overhead) + random.randint(3, 9))

@@ -70,8 +70,9 @@ SERVERS: Final = (
 )
 """Switches of the server, in the order in which its options are given."""
 ADAPTERS: Final = (Switch.LORA, Switch.EVICTED)
+SPECULATION: Final = (Switch.NGRAM, Switch.DRAFT)
 ONE_OF: Final = (
-    (Switch.NGRAM, Switch.DRAFT, Switch.HYBRID),
+    (*SPECULATION, Switch.HYBRID),
     (*ADAPTERS, Switch.FILES, Switch.HYBRID),
     (Switch.FILES, Switch.CHUNKS),
     (Switch.FILES, Switch.SALT),
@@ -80,7 +81,7 @@ ONE_OF: Final = (
 one adapter, or under one salt, for another's (vllm#53495), and a prompt's first chunk for all of it
 (vllm#16928): both would hide all else. A hybrid's prediction head needs a GPU
 (docs/lab/stack.md)."""
-LEADS: Final = ((Switch.NGRAM, Switch.DRAFT), ADAPTERS, (Switch.FILES,), (Switch.HYBRID,))
+LEADS: Final = (SPECULATION, ADAPTERS, (Switch.FILES,), (Switch.HYBRID,))
 """What a server of today keeps between its steps. Each episode has one of a group for certain, the
 groups in turn: chance alone would leave one out of a short session."""
 

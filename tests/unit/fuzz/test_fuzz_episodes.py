@@ -340,6 +340,34 @@ def test_the_profile_modern_samples_without_a_seed() -> None:
     assert sampled > 3
 
 
+def test_drafts_are_compared_where_all_requests_are_greedy() -> None:
+    others = modern(0).case
+    ops = [
+        op.model_copy(update={"parameters": {"n": 3, "temperature": 0.8}})
+        for op in others.operations
+        if op.path == CHAT
+    ]
+    source = others.model_copy(update={"server": WANTED_MODERN, "operations": ops})
+    source = source.keeping([op.id for op in ops])
+    tried, sampled = 0, 0
+    for seed in range(40):
+        for made_of in (None, source):
+            made = Episodes(
+                seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=made_of
+            ).next(2)
+            if not made.compared:
+                continue
+            asked = [op.parameters for op in made.case.operations if op.path == CHAT]
+            chance = any(one.get("temperature") or one.get("n", 1) > 1 for one in asked)
+            if {Switch.NGRAM, Switch.DRAFT} & {*made.switches}:
+                tried += 1
+                assert not chance
+            else:
+                sampled += chance
+    assert tried > 10
+    assert sampled > 3
+
+
 def test_an_episode_made_of_one_that_asks_adapters_has_no_file_connector_beside_them() -> None:
     tried = 0
     for seed in range(60):
