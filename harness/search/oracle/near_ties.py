@@ -71,7 +71,7 @@ class Token:
     def odds(self, other: Token) -> float | None:
         """How much likelier it is than ``other``, as a logarithm. Of one that is not among the
         likeliest: at least that; None: it cannot be told."""
-        if not self.others or other.hidden:
+        if not self.others or other.hidden or self._overwritten:
             return None
         told = [logprob for text, logprob in self.others if text == other.text]
         return self.logprob - max(told or [min(logprob for _, logprob in self.others)])
@@ -83,13 +83,16 @@ class Token:
 
     @property
     def lead(self) -> float | None:
-        """Over the likeliest other token; None: it cannot be told.
-
-        Of tokens that are spelled alike SGLang tells the last one only, in the place of all.
-        """
-        if self.hidden and (self.text, self.logprob) not in self.top:
+        """Over the likeliest other token; None: it cannot be told."""
+        if self._overwritten:
             return None
         return self.logprob - max(p for _, p in self.others) if self.others else None
+
+    @property
+    def _overwritten(self) -> bool:
+        """Whether others stand in its place: of tokens that are spelled alike SGLang, and vLLM of a
+        completion, tell the last one only."""
+        return self.text in HIDDEN and (self.text, self.logprob) not in self.top
 
     @property
     def hidden(self) -> bool:
@@ -318,11 +321,8 @@ def _unique(top: Sequence[tuple[str, float]]) -> dict[str, float]:
 def _named(token: Token | None) -> str:
     if token is None:
         return "the end"
-    return (
-        f"token number {token.id}"
-        if token.text in HIDDEN and token.id is not None
-        else repr(token.text)
-    )
+    by_number = token.text in HIDDEN or token.text == f"token_id:{token.id}"
+    return f"token number {token.id}" if by_number and token.id is not None else repr(token.text)
 
 
 def _cut(text: str, at: int) -> str:

@@ -234,7 +234,10 @@ def _greedily(op: Operation) -> dict[str, Any]:
 def _asking_logprobs(op: Operation, plain: Plain) -> dict[str, Any]:
     given = op.parameters.get("top_logprobs" if op.path == CHAT else "logprobs")
     top = max(given if isinstance(given, int) else 0, TOP_LOGPROBS)
-    told = {"return_token_ids": True} if plain.tells_ids else {}
+    # By their numbers, the likeliest ones as well: many tokens of a part of a character are spelled
+    # alike, and of those a completion tells the last one only.
+    asked = ("return_token_ids", "return_tokens_as_token_ids") if plain.tells_ids else ()
+    told = dict.fromkeys(asked, True)
     if op.path == CHAT:
         return {"logprobs": True, "top_logprobs": top, **told}
     return {"logprobs": top, **told} if op.path == COMPLETIONS else {}

@@ -219,3 +219,26 @@ def test_an_answer_of_other_sums_is_told_from_noise() -> None:
     assert not near_ties.outliers([0.01] * 12 + [0.3])  # a server whose sums differ everywhere
     assert not near_ties.outliers([*calm, near_ties.OUTLIER, near_ties.OUTLIER])
     assert not near_ties.outliers([])
+
+
+def test_tokens_that_are_spelled_alike_are_held_apart_by_their_numbers() -> None:
+    """Of vLLM 0.33.0, one completion with its prefix cache and without: a tie, rounded otherwise.
+    By their texts, all of them "", one value stands for all, here that of a third token."""
+
+    def told(first: int, odds: dict[int, float], *, by_number: bool) -> Answer:
+        def spelled(number: int) -> str:
+            return f"token_id:{number}" if by_number else ""
+
+        top = {spelled(number): value for number, value in odds.items()}
+        token = Token(spelled(first), odds[first], tuple(top.items()), first)
+        return Answer("", (token,))
+
+    prefix, plain = {242: -1.25, 105: -1.43, 7: -5.28}, {242: -1.36, 105: -1.31, 7: -5.26}
+    answers = [
+        (told(242, prefix, by_number=n), told(105, plain, by_number=n)) for n in (True, False)
+    ]
+    exact, blurred = (near_ties.compare(one, other, 0.75) for one, other in answers)
+    assert exact.verdict is Verdict.NEAR_TIE
+    assert exact.said.startswith("token 1: token number 242 against token number 105; the odds")
+    assert exact.moved == pytest.approx(0.23)
+    assert (blurred.verdict, blurred.moved) == (Verdict.NOT_COMPARABLE, None)

@@ -20,6 +20,8 @@ from mmrepro.traffic.case.model import COMPLETIONS, Case, Message, Operation, Se
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence import ChoiceSeen, Evidence, RequestRecord
 
+IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+
 
 def operation(number: int, **changed: object) -> Operation:
     op = Operation(
@@ -93,7 +95,7 @@ def test_logprobs_are_asked_for() -> None:
     assert (more["logprobs"], more["top_logprobs"]) == (True, 9)
     assert other == case.operations[3].parameters
     of_vllm = comparable(case_of(1)).operations[0].parameters
-    assert of_vllm["return_token_ids"] is True
+    assert of_vllm.items() >= IDS.items()
 
 
 def test_what_is_compared_is_asked_for_greedily() -> None:
@@ -122,7 +124,7 @@ def test_logprobs_are_all_that_is_added_for_two_sides() -> None:
     case.operations[1] = operation(1, parameters={"temperature": 0.7}, stream=True)
     told = with_logprobs(case)
     greedy, sampled = told.operations
-    added = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True}
+    added = {"logprobs": True, "top_logprobs": 5, **IDS}
     assert greedy.parameters == case.operations[0].parameters | added
     assert sampled == case.operations[1]
     assert told.server == case.server
