@@ -56,10 +56,12 @@ TOOL = {
 
 
 def traffic(server: ServerWanted, name: str) -> Case:
-    """Prompts that share beginnings, short and long, four at a time; the cache is reset once."""
+    """Prompts that share beginnings, short and long, four at a time; the cache is reset once. Of a
+    small KV cache nobody shares: it is to be too small."""
     random = Random(7)
-    long = 1200 if "prefix" in name else 750 if name == "small-kv" else 300
-    begins = ["".join(random.choices("abcdefgh ", k=long)) for _ in range(2)]
+    small = name == "small-kv"
+    long = 1200 if "prefix" in name else 850 if small else 300
+    begins = ["".join(random.choices("abcdefgh ", k=long)) for _ in range(24 if small else 2)]
     models = [None, "lora-a", "lora-b"] if name.startswith("lora") else [None]
     operations: list[Operation] = []
 
@@ -71,7 +73,7 @@ def traffic(server: ServerWanted, name: str) -> Case:
         if turn == 12 and "connector" in name:
             add("/reset_prefix_cache", parameters={})
             operations[-1] = operations[-1].model_copy(update={"after": ["running<=0"]})
-        text = begins[turn % 2] + " now say " + "ab" * random.randint(1, 12)
+        text = begins[turn % len(begins)] + " now say " + "ab" * random.randint(1, 12)
         text = text if turn % 3 else text[-30:]
         asked = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
         model = models[turn % len(models)]
