@@ -39,6 +39,8 @@ UNCACHED = "not cached: "
 DOWNLOADING = "downloading"
 """A phase that begins so is followed by many alike."""
 
+_READABLE = {"NO_COLOR": "1", "COLUMNS": "4096"}
+"""uv breaks its errors at ``COLUMNS``, so that what belongs together is on two lines."""
 _DETAIL_LINES = 12
 _UNREACHABLE = re.compile(
     r"network was disabled|Failed to fetch|error sending request|dns error|tcp connect|"
@@ -156,7 +158,7 @@ def run_uv(
             child = subprocess.Popen(
                 [uv_binary(), *arguments],
                 cwd=cwd,
-                env=child_environment({"NO_COLOR": "1", **(extra or {})}),
+                env=child_environment({**_READABLE, **(extra or {})}),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.PIPE,

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import textwrap
 from pathlib import Path
 
 PYLOCK = """lock-version = "1.0"
@@ -41,7 +42,16 @@ if log := os.environ.get("FAKE_UV_LOG"):
 
 
 def fail(text: str, code: int = 1) -> None:
-    sys.stderr.write(text + "\n")
+    """As uv, break causes at ``COLUMNS``, and never within a word."""
+    width = int(os.environ.get("COLUMNS", "10000"))
+    for line in text.splitlines():
+        begin, cause, _ = line.partition("cause: ")
+        if cause:
+            line = textwrap.fill(
+                line, width, subsequent_indent=" " * len(begin + cause),
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+        sys.stderr.write(line + "\n")
     sys.exit(code)
 
 

@@ -114,6 +114,7 @@ def test_a_failed_build_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FAKE_UV_MODE", mode)
+    monkeypatch.setenv("COLUMNS", "40")
     with pytest.raises(error, match=words) as caught:
         ensure(SPEC)
     assert caught.value.hint
