@@ -39,6 +39,7 @@ class Finished:
 
     @property
     def document(self) -> dict[str, Any]:
+        assert self.stdout, self.stderr
         return json.loads(self.stdout)
 
     @property
@@ -50,7 +51,7 @@ class Finished:
         """What a failed assertion should show: the conditions that are not met, the run's words."""
         try:
             verdict = self.document["verdict"]
-        except (ValueError, KeyError):
+        except (AssertionError, ValueError, KeyError):
             return self.stderr or self.stdout[-2000:]
         missed = [c for c in verdict["conditions"] if c["truth"] != "met"]
         told = [f"{c['id']}: {c['truth']}: {c['observed']}" for c in missed]
