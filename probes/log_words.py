@@ -123,7 +123,7 @@ def hidden(
         end = stop
         said = text[begin:stop]
         set_so = settings and begin > settings.start() and _SETTING.fullmatch(said)
-        if not (set_so or _ALLOWED.fullmatch(said) or text[:begin].endswith(_BY_PROGRAMS)):
+        if not (set_so or _ALLOWED.fullmatch(said) or text.endswith(_BY_PROGRAMS, 0, begin)):
             yield from _without(begin, stop, [*own, *_kept(text, begin, stop)])
 
 
@@ -139,9 +139,13 @@ def refused(message: str) -> Iterator[Span]:
 
 def _kept(text: str, begin: int, end: int) -> Iterator[Span]:
     """What of a span stays, outside of the texts in it."""
-    inside = [match.span() for match in STRING.finditer(text, begin, end)]
+    strings = (match.span() for match in STRING.finditer(text, begin, end))
+    at = next(strings, None)
     for match in _KEPT.finditer(text, begin, end):
-        if not any(a < match.end() and match.start() < b for a, b in inside):
+        # Both come in order: a line of many texts is read once.
+        while at and at[1] <= match.start():
+            at = next(strings, None)
+        if not at or at[0] >= match.end():
             yield match.span()
 
 

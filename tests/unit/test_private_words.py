@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - rows of data read better whole
 
 import json
+import time
 import zipfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mmrepro.base.text.redact import Redactor
 from mmrepro.failure.documents.model import KeyFrame, LogExcerpt
 from mmrepro.failure.documents.published import Public, public_reply, published
 from mmrepro.probes.data import EndpointAnswer, LogLine, MetricSample, StacksData
-from mmrepro.probes.log_words import hidden_in, left_out, public_line
+from mmrepro.probes.log_words import hidden, hidden_in, left_out, public_line
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
 from mmrepro.reports.documents import render
@@ -180,6 +181,16 @@ def test_what_an_engine_quotes_goes_and_its_own_words_stay(kind: str) -> None:
         assert own in one or one is shown
     assert all(left.text[a:b].startswith("[redacted:quoted-") for a, b in left.quoted)
     assert Public(HOME).redact_model(left) == left
+
+
+def test_settings_stay_between_texts_and_each_text_is_looked_at_once() -> None:
+    count = 5000
+    told = "Finish: obj=GenerateReqInput(text='<|im_start|>user', "
+    told += "seed=1, text='seed=2 min_p=3', " * count
+    began = time.process_time()
+    shown = left_out(told, hidden(told))
+    assert time.process_time() - began < 1.5  # 0.1 s; with every text beside every setting 3.3 s
+    assert (shown.count("seed=1"), "seed=2" in shown, "min_p" in shown) == (count, False, False)
 
 
 @pytest.mark.parametrize(("text", "source"), KEPT)
