@@ -1,6 +1,6 @@
 """What of today's stack runs on this machine: does it start, answer, and equal its reference?
 
-Usage:  python benchmarks/stack.py --out DIR [--engine vllm] [--release 0.32.0 …] [--feature NAME …]
+Usage:  python benchmarks/stack.py --out DIR [--engine vllm] [--release 0.33.0 …] [--feature NAME …]
         python benchmarks/stack.py --out DIR --table
 
 Each (feature, engine, release) is a server with that feature (harness/engines/features.py), played
@@ -25,6 +25,7 @@ from mmrepro.engines.features import FEATURES, feature
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.judge import derive
 from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.search.fuzz.options import dialect_of
 from mmrepro.search.oracle.comparison import compare_with_reference, compared
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import Judged
@@ -33,14 +34,21 @@ from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Message, Operati
 from mmrepro.traffic.case.sending import Played, PlayState
 
 RESULTS = "stack.jsonl"
-TOLD = {
-    "drafted": "vllm:spec_decode_num_draft_tokens_total",
-    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
-    "prefix hits": "vllm:prefix_cache_hits_total",
-    "hits outside": "vllm:external_prefix_cache_hits_total",
-    "preempted": "vllm:num_preemptions_total",
-}
+TOLD = (
+    ("drafted", "vllm:spec_decode_num_draft_tokens_total"),
+    ("accepted", "vllm:spec_decode_num_accepted_tokens_total"),
+    ("steps of speculation", "sglang:spec_verify_calls_total"),
+    ("prefix hits", "vllm:prefix_cache_hits_total"),
+    ("prefix hits", "sglang:cached_tokens_total"),
+    ("hits outside", "vllm:external_prefix_cache_hits_total"),
+    ("evicted", "sglang:evicted_tokens_total"),
+    ("loaded back", "sglang:load_back_tokens_total"),
+    ("preempted", "vllm:num_preemptions_total"),
+    ("retracted", "sglang:num_retracted_requests_total"),
+)
 """Counters that show that a feature did something."""
+NEWEST = {"vllm": ["0.33.0"], "sglang": ["0.5.23"]}
+AT_ONCE = {"vllm": "--max-num-seqs=4", "sglang": "--max-running-requests=4"}
 TOOL = {
     "type": "function",
     "function": {
@@ -57,12 +65,15 @@ TOOL = {
 
 def traffic(server: ServerWanted, name: str) -> Case:
     """Prompts that share beginnings, short and long, four at a time; the cache is reset once. Of a
-    small KV cache nobody shares: it is to be too small."""
+    small KV cache nobody shares: it is to be too small. Of a hierarchical one six beginnings come
+    again once others took their place."""
     random = Random(7)
-    small = name == "small-kv"
+    small, in_turn = name == "small-kv", 6 if name == "hierarchical-cache" else 2
     long = 1200 if "prefix" in name else 850 if small else 300
-    begins = ["".join(random.choices("abcdefgh ", k=long)) for _ in range(24 if small else 2)]
-    models = [None, "lora-a", "lora-b"] if name.startswith("lora") else [None]
+    begins = ["".join(random.choices("abcdefgh ", k=long)) for _ in range(24 if small else in_turn)]
+    before = dialect_of(server.engine).adapter
+    adapters = [f"{before}lora-a", f"{before}lora-b"] if name.startswith("lora") else []
+    models = [None, *adapters]
     operations: list[Operation] = []
 
     def add(path: str, **fields: Any) -> None:
@@ -120,7 +131,7 @@ def moved(played: Played) -> Iterator[tuple[str, float]]:
     """Counters that grew."""
     if played.before is None or played.after is None:
         return
-    for name, counter in TOLD.items():
+    for name, counter in TOLD:
         grown = played.after.metrics.get(counter, 0) - played.before.metrics.get(counter, 0)
         if grown:
             yield name, grown
@@ -160,14 +171,14 @@ def main() -> int:
         print("\n".join(markdown(rows)))
         return 0
     done = {(row["feature"], row["engine"], row["release"]) for row in rows}
-    for release in options.release or ["0.32.0"]:
+    for release in options.release or NEWEST[options.engine]:
         wanted = ServerWanted(engine=options.engine, release=release, model="qwen3-text")
         with Player(wanted, folder=options.out) as player:
             for name in options.feature or FEATURES[options.engine]:
                 if (name, options.engine, release) in done:
                     continue
                 one = feature(options.engine, name)
-                args = [*one.args, *_dtype(one.model), "--max-num-seqs=4"]
+                args = [*one.args, *_dtype(one.model), AT_ONCE[options.engine]]
                 update = {"model": one.model, "args": args, "env": dict(one.env)}
                 server = wanted.model_copy(update=update)
                 place = options.out / f"{options.engine}-{release}" / name

@@ -2,8 +2,8 @@
 
 One table for all who turn it on: ``{feature:NAME}`` among a server's options stands for what it
 needs (``mmrepro run``, rows of a matrix), ``fuzz --profile modern`` draws from it, the reference of
-its oracles and the factors of an ablation turn it off. Seen on vLLM 0.32.0's CPU build, with the
-tiny models: docs/lab/stack.md.
+its oracles and the factors of an ablation turn it off. docs/lab/stack.md has what was seen of each
+on a CPU, with the tiny models.
 """
 
 from __future__ import annotations
@@ -46,10 +46,17 @@ def _connector(name: str, **extra: Any) -> tuple[str, ...]:
     return (f"--kv-transfer-config={json.dumps(config)}",)
 
 
+_NAMED_ADAPTERS: Final = tuple(f"{name}={{tiny:{name}}}" for name in ("lora-a", "lora-b"))
+
+
 def _adapters(slots: int) -> tuple[str, ...]:
-    named = [f"{name}={{tiny:{name}}}" for name in ("lora-a", "lora-b")]
     rank = ("--max-lora-rank=8", f"--max-loras={slots}", f"--max-cpu-loras={max(2, slots)}")
-    return ("--enable-lora", *rank, "--lora-modules", *named)
+    return ("--enable-lora", *rank, "--lora-modules", *_NAMED_ADAPTERS)
+
+
+def _sglang_adapters(slots: int) -> tuple[str, ...]:
+    room = ("--max-lora-rank=8", f"--max-loras-per-batch={slots}", "--lora-backend=torch_native")
+    return ("--enable-lora", *room, "--lora-paths", *_NAMED_ADAPTERS)
 
 
 PAIR: Final = "--prefill-and-decode"
@@ -63,6 +70,9 @@ _FILE = {"shared_storage_path": _FOLDER}
 # It stores what the first step of a prompt computed, and takes it for the whole prompt
 # (vllm#16928): here a step has room for all prompts of the profile ``modern``.
 _ONE_STEP = "--max-num-batched-tokens=8192"
+_MOE = Feature("a mixture of experts", (), model="qwen3-moe")
+_QWEN35 = Feature("gated delta nets and attention", (), model="qwen3.5")
+_QWEN_NEXT = Feature("the same, with experts", (), model="qwen3-next")
 
 FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
     "vllm": {
@@ -162,9 +172,9 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
             ("--data-parallel-size=2",),
             ("--data-parallel-size=1",),
         ),
-        "moe": Feature("a mixture of experts", (), model="qwen3-moe"),
-        "qwen3.5": Feature("gated delta nets and attention", (), model="qwen3.5"),
-        "qwen3-next": Feature("the same, with experts", (), model="qwen3-next"),
+        "moe": _MOE,
+        "qwen3.5": _QWEN35,
+        "qwen3-next": _QWEN_NEXT,
         "hybrid-prefix": Feature(
             "prefix caching of gated delta nets and attention",
             ("--enable-prefix-caching",),
@@ -186,7 +196,54 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
         "mamba2": Feature(
             "Mamba2 and attention", ("--no-enable-prefix-caching",), model="granite-hybrid"
         ),
-    }
+    },
+    "sglang": {
+        "ngram": Feature(
+            "speculation by n-grams of the prompt",
+            ("--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=4"),
+        ),
+        "draft": Feature(
+            "speculation by a draft model",
+            (
+                *("--speculative-algorithm=STANDALONE", "--speculative-num-steps=3"),
+                *("--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4"),
+                "--speculative-draft-model-path={tiny:qwen3-draft}",
+            ),
+        ),
+        # A request to the model itself takes a slot of a batch as well.
+        "lora": Feature("two adapters, with room to spare", _sglang_adapters(8)),
+        "lora-evicted": Feature("two adapters, room for one", _sglang_adapters(1)),
+        "hierarchical-cache": Feature(
+            "a KV cache of 1024 tokens, and room for what leaves it in the host's memory",
+            ("--enable-hierarchical-cache", "--hicache-size=1", "--max-total-tokens=1024"),
+            ("--max-total-tokens=16384",),
+        ),
+        "small-kv": Feature(
+            "a KV cache of 1152 tokens, so that requests are retracted",
+            ("--max-total-tokens=1152",),
+            ("--max-total-tokens=16384",),
+        ),
+        "chunked-prefill": Feature(
+            "prefill in chunks of 64 tokens",
+            ("--chunked-prefill-size=64",),
+            ("--chunked-prefill-size=-1",),
+        ),
+        "mixed-chunk": Feature(
+            "the same, in one batch with decode",
+            ("--chunked-prefill-size=64", "--enable-mixed-chunk"),
+        ),
+        "parsers": Feature(
+            "parsers of tool calls and reasoning",
+            ("--tool-call-parser=qwen25", "--reasoning-parser=qwen3"),
+        ),
+        "tp2": Feature("two tensor-parallel ranks", ("--tp-size=2",), ("--tp-size=1",)),
+        "pp2": Feature("two pipeline stages", ("--pp-size=2",), ("--pp-size=1",)),
+        "dp2": Feature("two data-parallel engines", ("--dp-size=2",), ("--dp-size=1",)),
+        "moe": _MOE,
+        "qwen3.5": _QWEN35,
+        "qwen3-next": _QWEN_NEXT,
+        "mamba2": Feature("Mamba2 and attention", (), model="granite-hybrid"),
+    },
 }
 """By engine and name."""
 

@@ -13,6 +13,7 @@ from mmrepro.engines.base import (
     Engine,
     LaunchRequest,
     Patch,
+    has_option,
     loopback,
     ranks_of,
     two_threads,
@@ -43,6 +44,16 @@ VLLM_NAMES = Patch(
         replaces="four layers that SGLang imports from vLLM where there is neither CUDA nor AMX, "
         "by SGLang's own classes of the same names; vLLM's rotary_embedding raises when called",
         why="vLLM is not installed, and SGLang's own layers are what is looked at",
+    ),
+    fidelity=Fidelity.CPU_STAND_IN,
+)
+PLAIN_MEMORY = Patch(
+    folder="plain_memory",
+    stand_in=StandIn(
+        name="plain_memory",
+        replaces="page-locked memory by plain memory, in torch's own functions",
+        why="adapters' weights and their batches are kept in page-locked memory on every device "
+        "(srt/lora/layers.py of 0.5.23), and that takes a CUDA driver",
     ),
     fidelity=Fidelity.CPU_STAND_IN,
 )
@@ -134,6 +145,7 @@ class SglangEngine(Engine):
     log_patterns: ClassVar[Mapping[str, str]] = {
         "sgl_kernel_stub-loaded": r"mmrepro stand-in sgl_kernel_stub: loaded",
         "sgl_kernel_stub-called": r"mmrepro stand-in sgl_kernel_stub: called",
+        "plain_memory-loaded": r"mmrepro stand-in plain_memory: loaded",
         "vllm_names-loaded": r"mmrepro stand-in vllm_names: loaded",
         "vllm_names-called": r"mmrepro stand-in vllm_names: called",
         "prefill": r"Prefill batch",
@@ -170,7 +182,8 @@ class SglangEngine(Engine):
         if request.environment.spec.device != "cpu":
             return ()
         old = Version(request.environment.spec.release) < VLLM_NAMES_UNTIL
-        return (KERNELS, VLLM_NAMES) if old else (KERNELS,)
+        pinned = has_option(request.all_server_args, "--enable-lora")
+        return (KERNELS, *[VLLM_NAMES] * old, *[PLAIN_MEMORY] * pinned)
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [

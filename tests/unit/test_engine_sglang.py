@@ -153,9 +153,22 @@ def test_roles() -> None:
 # ------------------------------------------------------------------ the stand-ins themselves
 
 
+TORCH = """
+class ops: pass
+
+class Tensor:
+    def pin_memory(self): raise RuntimeError("Found no NVIDIA driver")
+
+def tensor(*of, pin_memory=False, **more):
+    return Tensor().pin_memory() if pin_memory else Tensor()
+
+empty = zeros = ones = full = arange = empty_like = zeros_like = tensor
+"""
+
+
 def in_python(code: str, *stand_ins: str, path: Path) -> subprocess.CompletedProcess[str]:
     """``code`` in a process with the stand-ins; ``path`` holds a pretended torch and sglang."""
-    (path / "torch.py").write_text("class ops: pass\n")
+    (path / "torch.py").write_text(TORCH)
     layers = path / "sglang/srt/layers"
     layers.mkdir(parents=True)
     (layers / "activation.py").write_text("class SiluAndMul: pass\nclass GeluAndMul: pass\n")
@@ -178,7 +191,7 @@ def told(stderr: str) -> dict[str, int]:
     return {
         name: sum(bool(re.search(pattern, line)) for line in stderr.splitlines())
         for name, pattern in SGLANG.log_patterns.items()
-        if name.startswith(("sgl_kernel_stub", "vllm_names"))
+        if name.startswith(("sgl_kernel_stub", "vllm_names", "plain_memory"))
     }
 
 
@@ -216,6 +229,18 @@ def test_a_call_raises_and_is_counted_even_if_it_is_swallowed(tmp_path: Path, ca
     assert quiet.returncode == 0
     counts = told(quiet.stderr)
     assert counts["sgl_kernel_stub-called"] + counts["vllm_names-called"] == 1
+
+
+def test_adapters_are_kept_in_plain_memory_on_a_cpu(tmp_path: Path) -> None:
+    made = plan("--enable-lora", release="0.5.23")
+    assert [s.name for s in made.stand_ins] == ["sgl_kernel_stub", "plain_memory"]
+    assert plan("--enable-lora", device="cuda", release="0.5.23").stand_ins == []
+    code = "import torch\ntorch.zeros_like(torch.tensor([1], pin_memory=True).pin_memory())\n"
+    plain = in_python(code, "plain_memory", path=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    assert told(plain.stderr)["plain_memory-loaded"] == 1
+    (tmp_path / "without").mkdir()
+    assert "NVIDIA" in in_python(code, path=tmp_path / "without").stderr
 
 
 def test_sglang_gets_its_own_layers_back(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ class Episodes:
             after += ["running<=0"] if made and op.path == RESETS else []
             adapter = adapter_of(op)
             after += [f"{last[adapter]}.end"] if adapter in last else []
-            last |= {adapter: op.id} if op.path in (LOADS, UNLOADS) else {}
+            last |= {adapter: op.id} if op.path in LOADS | UNLOADS else {}
             before = [last[name] for name in op.images if name in last]
             if before and random.random() < 0.7:
                 after.append(f"{before[-1]}.end")
@@ -274,7 +274,7 @@ def _without(case: Case, parameters: Collection[str]) -> Case:
 
 
 def asks_adapters(case: Case) -> bool:
-    return any(op.model or op.path in (LOADS, UNLOADS) for op in case.operations)
+    return any(op.model or op.path in LOADS | UNLOADS for op in case.operations)
 
 
 # ---------------------------------------------------------------------- motifs
@@ -356,7 +356,7 @@ def _in_turn(maker: Maker) -> list[Operation]:
     itself = STATIC[0] if maker.always_adapted else None
     names = [itself, *STATIC, maker.random.choice(STATIC), itself]
     ops = [maker.request([], text, max_tokens=12, leave="") for _ in names]
-    return [op.model_copy(update={"model": name}) for op, name in zip(ops, names, strict=True)]
+    return [maker.of(name, op) for name, op in zip(names, ops, strict=True)]
 
 
 def _come_and_gone(maker: Maker) -> list[Operation]:
@@ -369,11 +369,9 @@ def _come_and_gone(maker: Maker) -> list[Operation]:
         name = maker.loaded(adapter)
         ops += [maker.loading(name, adapter)]
         for _ in range(2):
-            asked = maker.request([], text, max_tokens=8, leave="")
-            ops.append(asked.model_copy(update={"model": name}))
+            ops.append(maker.of(name, maker.request([], text, max_tokens=8, leave="")))
         ops += [maker.unloading(name)]
-        asked = maker.request([], text, max_tokens=8, leave="")
-        ops.append(asked.model_copy(update={"model": name}))
+        ops.append(maker.of(name, maker.request([], text, max_tokens=8, leave="")))
     return ops
 
 

@@ -12,6 +12,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import option
 from mmrepro.base.units import exact_duration
+from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.features import feature
 from mmrepro.search.replay.options import ServerCommand
 from mmrepro.traffic.case.model import ServerWanted
@@ -53,6 +54,8 @@ class Dialect:
         priority: the field; "": none.
         logprobs: values of ``top_logprobs``, the last ones beyond what is allowed.
         shaped: what a grammar is asked for with.
+        adapter: what stands before an adapter's name where it is asked.
+        adapters: what stands before the paths that load and unload one.
         modern: options of the profile of that name; (): there is none.
         features: those of :data:`FEATURES` that its episodes may have.
         model: tiny model that it serves.
@@ -72,6 +75,8 @@ class Dialect:
     priority: str = ""
     logprobs: tuple[int, ...] = ()
     shaped: tuple[Mapping[str, Any], ...] = ()
+    adapter: str = ""
+    adapters: str = "/v1"
     modern: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     model: str = "qwen3-text"
@@ -131,6 +136,13 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         priority="priority",
         logprobs=(0, 1, 5, 20, 100, 100_000),
         # No grammars: its backends refuse the tiny models' tokenizer, and are switched off.
+        modern=(
+            *("--dtype=float32", "--max-running-requests=4", "--max-total-tokens=1536"),
+            "--enable-priority-scheduling",
+        ),
+        features=("lora", "lora-evicted", "parsers", "chunked-prefill", "mixed-chunk"),
+        adapter=f"{SERVED_MODEL}:",
+        adapters="",
     ),
     "lmdeploy": Dialect(
         pressure=("--cache-max-entry-count=0.003", "--max-batch-size=4"),

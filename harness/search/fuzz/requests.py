@@ -11,7 +11,6 @@ from mmrepro.runs.play.limits import BLOCK, KV
 from mmrepro.search.fuzz.limits import SIZES, Limits
 from mmrepro.search.fuzz.options import Dialect
 from mmrepro.search.fuzz.steering import ADAPTERS, Switch
-from mmrepro.search.oracle.reference import LOADS, UNLOADS
 from mmrepro.traffic.case.model import (
     CHAT,
     COMPLETIONS,
@@ -142,7 +141,7 @@ class Maker:
         return Operation(
             id=f"r{self._count}",
             path=path,
-            model=adapter,
+            model=adapter and self.dialect.adapter + adapter,
             messages=self._messages(shown, text) if path == CHAT else None,
             prompt=text if path == COMPLETIONS else None,
             parameters=parameters,
@@ -190,11 +189,17 @@ class Maker:
     def loading(self, name: str, adapter: str) -> Operation:
         self._count += 1
         asked = {"lora_name": name, "lora_path": f"{{tiny:{adapter}}}"}
-        return Operation(id=f"r{self._count}", path=LOADS, parameters=asked)
+        path = f"{self.dialect.adapters}/load_lora_adapter"
+        return Operation(id=f"r{self._count}", path=path, parameters=asked)
 
     def unloading(self, name: str) -> Operation:
         self._count += 1
-        return Operation(id=f"r{self._count}", path=UNLOADS, parameters={"lora_name": name})
+        path = f"{self.dialect.adapters}/unload_lora_adapter"
+        return Operation(id=f"r{self._count}", path=path, parameters={"lora_name": name})
+
+    def of(self, adapter: str | None, op: Operation) -> Operation:
+        """``op`` asked of an adapter; None: of the model itself."""
+        return op.model_copy(update={"model": adapter and self.dialect.adapter + adapter})
 
     def reset(self) -> Operation:
         """Of the prefix cache: what is asked again is fetched from elsewhere."""

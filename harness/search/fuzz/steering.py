@@ -62,11 +62,12 @@ class Switch(StrEnum):
     TOOLS = "parsers"
     CHUNKS = "chunked-prefill"
     SYNCHRONOUS = "no-async"
+    MIXED = "mixed-chunk"
 
 
 SERVERS: Final = (
     *(Switch.NGRAM, Switch.DRAFT, Switch.LORA, Switch.EVICTED, Switch.FILES, Switch.HYBRID),
-    *(Switch.TOOLS, Switch.CHUNKS, Switch.SYNCHRONOUS),
+    *(Switch.TOOLS, Switch.CHUNKS, Switch.SYNCHRONOUS, Switch.MIXED),
 )
 """Switches of the server, in the order in which its options are given."""
 ADAPTERS: Final = (Switch.LORA, Switch.EVICTED)
@@ -76,12 +77,13 @@ ONE_OF: Final = (
     (*ADAPTERS, Switch.FILES, Switch.HYBRID),
     (Switch.FILES, Switch.CHUNKS),
     (Switch.FILES, Switch.SALT),
+    (Switch.CHUNKS, Switch.MIXED),
 )
 """Switches of which one server has one at most. vLLM's file connector takes the keys and values of
 one adapter, or under one salt, for another's (vllm#53495), and a prompt's first chunk for all of it
 (vllm#16928): both would hide all else. A hybrid's prediction head needs a GPU
 (docs/lab/stack.md)."""
-LEADS: Final = (SPECULATION, ADAPTERS, (Switch.FILES,), (Switch.HYBRID,))
+LEADS: Final = (SPECULATION, ADAPTERS, (Switch.FILES,), (Switch.HYBRID,), (Switch.MIXED,))
 """What a server of today keeps between its steps. Each episode has one of a group for certain, the
 groups in turn: chance alone would leave one out of a short session."""
 

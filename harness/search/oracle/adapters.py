@@ -9,13 +9,13 @@ answered either way. That the answer is this adapter's own is the reference's to
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 from mmrepro.engines import Engine
+from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.failure.documents.replay import FindingClass, Sighting
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import NO_SUCH
-from mmrepro.search.oracle.reference import LOADS, MODULES, UNLOADS
+from mmrepro.search.oracle.reference import LOADS, UNLOADS, static_adapters
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.case.sending import Played
 
@@ -27,18 +27,18 @@ EXPECTED = {
 
 def adapter_of(op: Operation) -> str:
     """The adapter that a request asks, loads or unloads; "": the model itself."""
-    if op.path in (LOADS, UNLOADS):
+    if op.path in LOADS | UNLOADS:
         return str(op.parameters.get("lora_name", ""))
-    return op.model or ""
+    return (op.model or "").removeprefix(f"{SERVED_MODEL}:")  # SGLang has the model's name before
 
 
 def adapters(case: Case, played: Played, engine: Engine) -> Judged:
     """Whether adapters were there as they were loaded and unloaded."""
     sent = sent_of(case, played)
-    changes = [one for one in sent if one.op.path in (LOADS, UNLOADS)]
+    changes = [one for one in sent if one.op.path in LOADS | UNLOADS]
     if not changes:
         return Judged()
-    static = set(_static(case.server.args))
+    static = {word.partition("=")[0] for word in static_adapters(case.server.args)}
     found: dict[str, list[tuple[str, str]]] = {}
     for one in sent:
         name = adapter_of(one.op)
@@ -72,13 +72,5 @@ def _there(one: Sent, changes: Sequence[Sent], static: bool) -> bool | None:
         if change.end > one.begin or unanswered:
             return None
         if change.record.status == 200:
-            there = change.op.path == LOADS
+            there = change.op.path in LOADS
     return there
-
-
-def _static(args: Sequence[str]) -> Iterator[str]:
-    """Names of the adapters that a server has from its start."""
-    if MODULES in args:
-        behind = args[args.index(MODULES) + 1 :]
-        for word in takewhile(lambda word: not word.startswith("--"), behind):
-            yield word.partition("=")[0]

@@ -307,7 +307,7 @@ STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
 not count those."""
 
 
-PROMPTLESS = (*("/tokenize", "/detokenize", "/reset_prefix_cache", "/flush_cache", LOADS, UNLOADS),)
+PROMPTLESS = LOADS | UNLOADS | {"/tokenize", "/detokenize", "/reset_prefix_cache", "/flush_cache"}
 """Paths of requests that put no prompt into a cache; of what is no completion nothing is known."""
 
 

@@ -20,6 +20,11 @@ from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operati
 from packaging.version import Version
 
 TOP_LOGPROBS = 5
+LOADS = frozenset({"/v1/load_lora_adapter", "/load_lora_adapter"})
+UNLOADS = frozenset({"/v1/unload_lora_adapter", "/unload_lora_adapter"})
+"""Requests of vLLM and SGLang that make a server have an adapter, or have it no more."""
+MODULES = ("--lora-modules", "--lora-paths")
+"""Options with the adapters that it has from its start."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,9 @@ class Plain:
     exact: bool = False
     """A greedy answer of a float32 server does not depend on the batch, and no request can ask for
     logprobs."""
+    modules: str = MODULES[0]
+    slots: tuple[str, ...] = ("--max-loras", "--max-cpu-loras")
+    """Options with the adapters, and with how many there is room for."""
 
 
 PLAIN = {
@@ -74,7 +82,15 @@ PLAIN = {
             *("--disable-radix-cache", "--max-running-requests=1", "--chunked-prefill-size=-1"),
             "--dtype=float32",
         ),
-        flags=(("--enable-hierarchical-cache", 0), ("--enable-mixed-chunk", 0)),
+        flags=(
+            *(("--enable-hierarchical-cache", 0), ("--hicache-size", 1), ("--hicache-ratio", 1)),
+            *(("--enable-mixed-chunk", 0), ("--tp-size", 1), ("--pp-size", 1), ("--dp-size", 1)),
+            *(("--speculative-algorithm", 1), ("--speculative-draft-model-path", 1)),
+            *(("--speculative-num-steps", 1), ("--speculative-eagle-topk", 1)),
+            *(("--speculative-num-draft-tokens", 1), ("--max-loras-per-batch", 1)),
+        ),
+        modules=MODULES[1],
+        slots=("--max-loras-per-batch",),
         env=(("SGLANG_VLM_CACHE_SIZE_MB", "0"),),
         # Two tokens in one piece of a stream are told with the likeliest ones of the first, and a
         # piece without text is left out with its tokens: 21 of 33, and others in the next play
@@ -99,9 +115,6 @@ PLAIN = {
         exact=True,
     ),
 }
-LOADS, UNLOADS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-"""Requests of vLLM and SGLang that make a server have an adapter, or have it no more."""
-MODULES = "--lora-modules"
 CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
 LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
@@ -119,7 +132,7 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     tokens = max(case.server.max_model_len, LEAST_TOKENS)
     asked = comparable(case)
     given, env = options_of(engine.name, asked.server.args, case.server.env)
-    args = [*_without(given, plain.flags), *_adapters(given, asked.operations)]
+    args = [*_without(given, plain.flags), *_adapters(given, asked.operations, plain)]
     own_format = own_format or _bfloat16_only(case.server)
     args += [
         arg.format(tokens=tokens)
@@ -134,7 +147,7 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     )
     operations: list[Operation] = []
     for op in asked.operations:
-        if op.path in (LOADS, UNLOADS):
+        if op.path in LOADS | UNLOADS:
             continue  # here every adapter is there from the start, and stays
         after = [f"{operations[-1].id}.end"] if operations else []
         # What a parser takes of a stream is held against what it takes of the whole.
@@ -144,28 +157,30 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     return asked.model_copy(update={"server": server, "operations": operations})
 
 
-def _adapters(args: list[str], operations: Sequence[Operation]) -> list[str]:
+def static_adapters(args: Sequence[str]) -> list[str]:
+    """``name=folder`` of each adapter that a server has from its start."""
+    behind = next((args[n + 1 :] for n, word in enumerate(args) if word in MODULES), ())
+    return list(takewhile(lambda word: not word.startswith("--"), behind))
+
+
+def _adapters(args: list[str], operations: Sequence[Operation], plain: Plain) -> list[str]:
     """Options by which each adapter that a server loads, ever, is there from the start, with room
     for all; [] of a server without adapters. A name that two adapters had is left out: what is
     answered under it is not compared."""
     if "--enable-lora" not in args:
         return []
     named: dict[str, set[str]] = {}
-    static: list[str] = []
-    if MODULES in args:
-        behind = args[args.index(MODULES) + 1 :]
-        static = list(takewhile(lambda word: not word.startswith("--"), behind))
     loaded = [
         f"{op.parameters.get('lora_name')}={op.parameters.get('lora_path')}"
         for op in operations
-        if op.path == LOADS
+        if op.path in LOADS
     ]
-    for word in [*static, *loaded]:
+    for word in [*static_adapters(args), *loaded]:
         name, _, folder = word.partition("=")
         named.setdefault(name, set()).add(folder)
     words = [f"{name}={min(folders)}" for name, folders in named.items() if len(folders) == 1]
-    room = [f"--max-loras={len(named) or 1}", f"--max-cpu-loras={len(named) or 1}"]
-    return [*room, MODULES, *words] if words else room
+    room = [f"{option}={len(named) + 1}" for option in plain.slots]  # the model alone may take one
+    return [*room, plain.modules, *words] if words else room
 
 
 def reference_limits(engine: Engine) -> list[str]:

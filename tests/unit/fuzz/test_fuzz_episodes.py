@@ -260,29 +260,33 @@ def test_ids_begin_as_others_do() -> None:
     assert pairs > 5
 
 
-WANTED_MODERN = under(
-    Profile.MODERN,
-    ServerWanted(engine="vllm", release="0.32.0", model="qwen3-text"),
-    length_told=False,
-)
+def wanted_modern(engine: str, release: str) -> ServerWanted:
+    wanted = ServerWanted(engine=engine, release=release, model="qwen3-text")
+    return under(Profile.MODERN, wanted, length_told=False)
 
 
-def modern(seed: int, number: int = 1) -> Planned:
-    made = Episodes(seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True)
+MODERN = {"vllm": wanted_modern("vllm", "0.32.0"), "sglang": wanted_modern("sglang", "0.5.23")}
+WANTED_MODERN = MODERN["vllm"]
+
+
+def modern(seed: int, number: int = 1, engine: str = "vllm") -> Planned:
+    made = Episodes(seed, MODERN[engine], pictures=False, limits=LIMITS, modern=True)
     return made.next(number)
 
 
-def test_the_servers_of_the_profile_modern_have_what_is_switched_on() -> None:
+@pytest.mark.parametrize("engine", MODERN)
+def test_the_servers_of_the_profile_modern_have_what_is_switched_on(engine: str) -> None:
     seen: set[Switch] = set()
     envs: list[dict[str, str]] = []
     for seed in range(40):
-        planned = modern(seed)
+        planned = modern(seed, engine=engine)
         on = {one for one in planned.switches if one in SERVERS}
         args = planned.case.server.args
-        assert turned_on("vllm", args).keys() >= {str(one) for one in on}
+        assert turned_on(engine, args).keys() >= {str(one) for one in on}
         assert len(on & {Switch.NGRAM, Switch.DRAFT}) < 2
         assert len(on & {Switch.LORA, Switch.EVICTED, Switch.FILES, Switch.HYBRID}) < 2
         assert not on & {Switch.FILES, Switch.HYBRID} or "--enable-lora" not in args
+        assert len(on & {Switch.CHUNKS, Switch.MIXED}) < 2
         server = planned.case.server
         hybrid = server.model == "qwen3.5", args[-1] == "--dtype=bfloat16"
         assert hybrid == (Switch.HYBRID in on,) * 2
@@ -292,17 +296,20 @@ def test_the_servers_of_the_profile_modern_have_what_is_switched_on() -> None:
         asks = any(op.model for op in planned.case.operations)
         assert not asks or "--enable-lora" in args
         assert RESETS not in paths or Switch.FILES in on
-        assert LOADS not in paths or "--enable-lora" in args
+        assert not LOADS & paths or "--enable-lora" in args
         seen |= on
-    assert seen == set(SERVERS)
+    assert {str(one) for one in seen} == {*dialect_of(engine).features}
     assert all(env == envs[0] for env in envs)  # one fork server for all
 
 
-def test_a_short_session_of_the_profile_modern_leaves_no_group_of_features_out() -> None:
+@pytest.mark.parametrize("engine", MODERN)
+def test_a_short_session_of_the_profile_modern_leaves_no_group_of_features_out(engine: str) -> None:
+    features = {*dialect_of(engine).features}
     for seed in range(10):
-        episodes = [modern(seed, number) for number in range(5, 9)]
+        episodes = [modern(seed, number, engine) for number in range(5, 9)]
         for group in LEADS:
-            assert any({*group} & {*one.switches} for one in episodes)
+            there = {*group} & features
+            assert not there or any(there & {*one.switches} for one in episodes)
 
 
 def test_one_salt_is_not_asked_of_a_file_connector() -> None:
@@ -397,7 +404,7 @@ def test_an_adapter_that_comes_is_waited_for() -> None:
             if name in last and planned.origin == "new":
                 assert f"{last[name]}.end" in op.after
                 waited += 1
-            if op.path in (LOADS, UNLOADS):
+            if op.path in LOADS | UNLOADS:
                 last[name] = op.id
     assert waited > 20
 

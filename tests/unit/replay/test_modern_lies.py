@@ -26,8 +26,15 @@ from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence import ChoiceSeen, Evidence, RequestRecord
 
 VLLM = get_engine("vllm")
-WANTED = ServerWanted(engine="vllm", release="0.32.0", model="qwen3-text")
-SERVER = under(Profile.MODERN, WANTED, length_told=False)
+SERVERS = {
+    engine: under(
+        Profile.MODERN,
+        ServerWanted(engine=engine, release=release, model="qwen3-text"),
+        length_told=False,
+    )
+    for engine, release in {"vllm": "0.32.0", "sglang": "0.5.23"}.items()
+}
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 LIMITS = Limits(learnt=[Learnt(name=CONTEXT, tokens=512, source="a")])
 MISSING = {"status": 404, "error": '{"error": {"message": "no"}}'}
 SWAPPED = "cross-talk/"
@@ -69,7 +76,7 @@ class ModernServer:
 
     def _record(self, op: Operation, number: int, chance: random.Random) -> RequestRecord:
         fields = {"sent": moment(number + 1.0), "latency_s": self.lasts, "path": op.path}
-        if op.path in (LOADS, UNLOADS):
+        if op.path in LOADS | UNLOADS:
             self._changes(op)
             return record(op, None, None, **fields)
         if op.path == RESETS:
@@ -101,7 +108,7 @@ class ModernServer:
 
     def _changes(self, op: Operation) -> None:
         name = adapter_of(op)
-        if op.path == LOADS:
+        if op.path in LOADS:
             self.weights[name] = str(op.parameters["lora_path"])[-2]
             self.given.append(self.weights[name])
         else:
@@ -130,11 +137,11 @@ def kept_draft(prompt: str, choice: ChoiceSeen, limit: int) -> ChoiceSeen:
     return kept
 
 
-def cases(count: int, *, with_path: str = "") -> Iterator[Case]:
+def cases(count: int, *, with_path: str = "", engine: str = "vllm") -> Iterator[Case]:
     """What the profile makes up, as it is compared; only cases that send to ``with_path``."""
     found = 0
     for seed in range(100):
-        made = Episodes(seed, SERVER, pictures=False, limits=LIMITS, modern=True)
+        made = Episodes(seed, SERVERS[engine], pictures=False, limits=LIMITS, modern=True)
         case = comparable(made.next(1).case)
         if found < count and (not with_path or with_path in {op.path for op in case.operations}):
             found += 1
@@ -146,17 +153,19 @@ def held(case: Case, server: ModernServer) -> Judged:
     """What the oracles hold against the server."""
     played = server.play(case)
     alone = ModernServer()
-    plain = reference_case(case, VLLM)
+    engine = get_engine(case.server.engine)
+    plain = reference_case(case, engine)
     words = [word.partition("=") for word in plain.server.args if "={tiny:" in word]
     alone.weights = {name: folder[-2] for name, _, folder in words}
     beside = compare_with_reference(case, played, alone.play(plain))
-    return Judged.of([adapters(case, played, VLLM), cache_bound(case, played, VLLM), beside])
+    return Judged.of([adapters(case, played, engine), cache_bound(case, played, engine), beside])
 
 
+@pytest.mark.parametrize("engine", SERVERS)
 @pytest.mark.parametrize("lasts", [0.5, 6.5])
-def test_an_honest_server_is_let_be(lasts: float) -> None:
+def test_an_honest_server_is_let_be(lasts: float, engine: str) -> None:
     compared = 0
-    for case in cases(5):
+    for case in cases(5, engine=engine):
         judged = held(case, ModernServer(lasts=lasts))
         assert not judged.sightings, judged.sightings
         compared += judged.counted.get("answers compared: same", 0)
@@ -164,19 +173,25 @@ def test_an_honest_server_is_let_be(lasts: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "path", "bucket"),
+    ("lie", "path", "bucket", "engine"),
     [
-        ("keeps a draft", "", "wrong-answer/not the reference's"),
-        ("another's weights", LOADS, "another's answer"),
-        ("fetches another's", RESETS, "wrong-answer/not the reference's"),
-        ("fetches late", RESETS, "wrong-answer/not the reference's"),
-        ("serves on", LOADS, "protocol/adapter-gone"),
-        ("forgets", LOADS, "protocol/adapter-missing"),
+        ("keeps a draft", "", WRONG, "vllm"),
+        ("fetches another's", RESETS, WRONG, "vllm"),
+        ("fetches late", RESETS, WRONG, "vllm"),
+        *(
+            (lie, f"{before}/load_lora_adapter", bucket, engine)
+            for lie, bucket in (
+                ("another's weights", "another's answer"),
+                ("serves on", "protocol/adapter-gone"),
+                ("forgets", "protocol/adapter-missing"),
+            )
+            for engine, before in (("vllm", "/v1"), ("sglang", ""))
+        ),
     ],
 )
-def test_a_lie_is_caught(lie: str, path: str, bucket: str) -> None:
+def test_a_lie_is_caught(lie: str, path: str, bucket: str, engine: str) -> None:
     found = lied = 0
-    for case in cases(4, with_path=path):
+    for case in cases(4, with_path=path, engine=engine):
         server = ModernServer(lie)
         judged = held(case, server)
         buckets = {one.bucket.removeprefix(SWAPPED) for one in judged.sightings}
@@ -203,9 +218,9 @@ def test_no_order_of_coming_and_going_accuses_an_honest_server(
             ops.append(Operation(id=id, model=name or None, parameters={"max_tokens": 2}))
         elif what == "load":
             more = {"lora_name": name, "lora_path": "{tiny:lora-b}"}
-            ops.append(Operation(id=id, path=LOADS, parameters=more))
+            ops.append(Operation(id=id, path=LOAD, parameters=more))
         else:
-            ops.append(Operation(id=id, path=UNLOADS, parameters={"lora_name": name}))
+            ops.append(Operation(id=id, path=UNLOAD, parameters={"lora_name": name}))
     args = ["--enable-lora", "--lora-modules", "lora-a={tiny:lora-a}", "--seed=1"]
     case = case_of(ops, args=args)
     server = ModernServer(lasts=lasts)
@@ -213,11 +228,11 @@ def test_no_order_of_coming_and_going_accuses_an_honest_server(
 
 
 def test_while_an_adapter_comes_or_goes_either_answer_is_right() -> None:
-    load = Operation(id="r0", path=LOADS, parameters={"lora_name": "x", "lora_path": "{tiny:a}"})
+    load = Operation(id="r0", path=LOAD, parameters={"lora_name": "x", "lora_path": "{tiny:a}"})
     ask = Operation(id="r1", path=CHAT, model="x", parameters={"max_tokens": 2})
     case = case_of([load, ask, ask.model_copy(update={"id": "r2", "path": COMPLETIONS})])
     records = [
-        record(load, None, None, sent=moment(1.0), latency_s=2.0, path=LOADS),
+        record(load, None, None, sent=moment(1.0), latency_s=2.0, path=LOAD),
         record(ask, None, None, sent=moment(2.0), latency_s=0.1, path=CHAT, **MISSING),
     ]
     both = Evidence(requests=records)
