@@ -15,7 +15,7 @@ from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.failure.documents.replay import FindingClass, Sighting
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import NO_SUCH
-from mmrepro.search.oracle.reference import LOADS, UNLOADS, static_adapters
+from mmrepro.search.oracle.reference import LOADS, PLAIN, UNLOADS, static_adapters
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.case.sending import Played
 
@@ -39,12 +39,14 @@ def adapters(case: Case, played: Played, engine: Engine) -> Judged:
     if not changes:
         return Judged()
     static = {word.partition("=")[0] for word in static_adapters(case.server.args)}
+    reloads = engine.name in PLAIN and PLAIN[engine.name].reloads
     found: dict[str, list[tuple[str, str]]] = {}
     for one in sent:
         name = adapter_of(one.op)
         if not one.generates or not name or one.record.left or one.record.status is None:
             continue
-        there = _there(one, [c for c in changes if adapter_of(c.op) == name], name in static)
+        own = [change for change in changes if adapter_of(change.op) == name]
+        there = _there(one, own, name in static, reloads=reloads)
         if there is False and one.record.status == 200:
             said = f"{one.op.id} was answered by {name}, which was not loaded"
             found.setdefault("adapter-gone", []).append((one.op.id, said))
@@ -62,9 +64,9 @@ def _sightings(found: dict[str, list[tuple[str, str]]]) -> Iterator[Sighting]:
         yield sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=ids)
 
 
-def _there(one: Sent, changes: Sequence[Sent], static: bool) -> bool | None:
+def _there(one: Sent, changes: Sequence[Sent], static: bool, *, reloads: bool) -> bool | None:
     """Whether the adapter was there all the time that ``one`` took; None: it cannot be told."""
-    there = static
+    there: bool | None = static
     for change in changes:  # in the order in which they were sent
         if change.begin >= one.end:
             break
@@ -72,5 +74,6 @@ def _there(one: Sent, changes: Sequence[Sent], static: bool) -> bool | None:
         if change.end > one.begin or unanswered:
             return None
         if change.record.status == 200:
-            there = change.op.path in LOADS
+            gone = None if reloads else False
+            there = True if change.op.path in LOADS else gone
     return there

@@ -54,6 +54,8 @@ class Plain:
     exact: bool = False
     """A greedy answer of a float32 server does not depend on the batch, and no request can ask for
     logprobs."""
+    reloads: bool = False
+    """Who asks an adapter that was unloaded has it loaded again, from where it was."""
     modules: str = MODULES[0]
     slots: tuple[str, ...] = ("--max-loras", "--max-cpu-loras")
     """Options with the adapters, and with how many there is room for."""
@@ -89,6 +91,9 @@ PLAIN = {
             *(("--speculative-num-steps", 1), ("--speculative-eagle-topk", 1)),
             *(("--speculative-num-draft-tokens", 1), ("--max-loras-per-batch", 1)),
         ),
+        # tokenizer_manager.py of 0.5.23, _resolve_lora_path: what was loaded once stays known, and
+        # unloading, by whoever, is taken for an eviction.
+        reloads=True,
         modules=MODULES[1],
         slots=("--max-loras-per-batch",),
         env=(("SGLANG_VLM_CACHE_SIZE_MB", "0"),),

@@ -178,11 +178,11 @@ def test_an_honest_server_is_let_be(lasts: float, engine: str) -> None:
         ("keeps a draft", "", WRONG, "vllm"),
         ("fetches another's", RESETS, WRONG, "vllm"),
         ("fetches late", RESETS, WRONG, "vllm"),
+        ("serves on", LOAD, "protocol/adapter-gone", "vllm"),
         *(
             (lie, f"{before}/load_lora_adapter", bucket, engine)
             for lie, bucket in (
                 ("another's weights", "another's answer"),
-                ("serves on", "protocol/adapter-gone"),
                 ("forgets", "protocol/adapter-missing"),
             )
             for engine, before in (("vllm", "/v1"), ("sglang", ""))
@@ -200,6 +200,15 @@ def test_a_lie_is_caught(lie: str, path: str, bucket: str, engine: str) -> None:
         found, lied = found + caught, lied + bool(server.told)
     assert lied > 2
     assert found == lied
+
+
+def test_sglang_loads_again_what_was_unloaded_and_is_let_be() -> None:
+    asked = 0
+    for case in cases(4, with_path="/load_lora_adapter", engine="sglang"):
+        server = ModernServer("serves on")
+        assert not adapters(case, server.play(case), get_engine("sglang")).sightings
+        asked += server.told
+    assert asked > 2
 
 
 NAMES = st.sampled_from(["lora-a", "x", "y", ""])
