@@ -1,9 +1,9 @@
 """What a server of today does besides: speculation, adapters, connectors, several ranks.
 
-One table for all who turn it on: ``{feature:NAME}`` among a server's options stands for what it
-needs (``mmrepro run``, rows of a matrix), ``fuzz --profile modern`` draws from it, the reference of
-its oracles and the factors of an ablation turn it off. docs/lab/stack.md has what was seen of each
-on a CPU, with the tiny models.
+``{feature:NAME}`` among a server's options stands for the options that the feature needs
+(``mmrepro run``, rows of a matrix). ``fuzz --profile modern`` draws from the table. The reference
+of the oracles and the factors of an ablation turn a feature off. docs/lab/stack.md says what each
+one did on a CPU, with the tiny models.
 """
 
 from __future__ import annotations

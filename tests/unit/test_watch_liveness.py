@@ -110,15 +110,17 @@ def counting(post: Reply, metric: str, *values: float, busy: float = 1) -> Reply
 
 
 def checked(reply: Reply, times: int = 1, *, answered: int = 0) -> list[CheckOutcome]:
-    """``answered``: so many first checks are, whatever the reply says: they may take long on a
-    busy machine. A silence is not waited for as long."""
+    """``answered``: how many of the first checks get an answer. Those wait for it, however busy
+    this machine is; the others wait in vain, and not for long."""
 
     def watched(url: str) -> list[CheckOutcome]:
         checker, seen = Checker(url, 0.3), []
-        for number in range(times):
-            checker.deadline_s = 60.0 if number < answered else 0.3
-            seen.append(checker.check().verdict)
-        checker.close()
+        try:
+            for number in range(times):
+                checker.deadline_s = 60.0 if number < answered else 0.3
+                seen.append(checker.check().verdict)
+        finally:
+            checker.close()
         return seen
 
     return against(reply, watched)

@@ -23,7 +23,7 @@ from mmrepro.search.fuzz.steering import (
     offered,
 )
 from mmrepro.search.oracle.adapters import adapter_of
-from mmrepro.search.oracle.reference import LOADS, PLAIN, UNLOADS, comparable
+from mmrepro.search.oracle.reference import CHANGES, PLAIN, comparable
 from mmrepro.traffic.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
 
 Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
@@ -198,7 +198,7 @@ class Episodes:
             after += ["running<=0"] if made and op.path == RESETS else []
             adapter = adapter_of(op)
             after += [f"{last[adapter]}.end"] if adapter in last else []
-            last |= {adapter: op.id} if op.path in LOADS | UNLOADS else {}
+            last |= {adapter: op.id} if op.path in CHANGES else {}
             before = [last[name] for name in op.images if name in last]
             if before and random.random() < 0.7:
                 after.append(f"{before[-1]}.end")
@@ -274,7 +274,7 @@ def _without(case: Case, parameters: Collection[str]) -> Case:
 
 
 def asks_adapters(case: Case) -> bool:
-    return any(op.model or op.path in LOADS | UNLOADS for op in case.operations)
+    return any(op.model or op.path in CHANGES for op in case.operations)
 
 
 # ---------------------------------------------------------------------- motifs

@@ -15,7 +15,7 @@ from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.failure.documents.replay import FindingClass, Sighting
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import NO_SUCH
-from mmrepro.search.oracle.reference import LOADS, PLAIN, UNLOADS, static_adapters
+from mmrepro.search.oracle.reference import CHANGES, LOADS, PLAIN, static_adapters
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.case.sending import Played
 
@@ -27,7 +27,7 @@ EXPECTED = {
 
 def adapter_of(op: Operation) -> str:
     """The adapter that a request asks, loads or unloads; "": the model itself."""
-    if op.path in LOADS | UNLOADS:
+    if op.path in CHANGES:
         return str(op.parameters.get("lora_name", ""))
     return (op.model or "").removeprefix(f"{SERVED_MODEL}:")  # SGLang has the model's name before
 
@@ -35,7 +35,7 @@ def adapter_of(op: Operation) -> str:
 def adapters(case: Case, played: Played, engine: Engine) -> Judged:
     """Whether adapters were there as they were loaded and unloaded."""
     sent = sent_of(case, played)
-    changes = [one for one in sent if one.op.path in LOADS | UNLOADS]
+    changes = [one for one in sent if one.op.path in CHANGES]
     if not changes:
         return Judged()
     static = {word.partition("=")[0] for word in static_adapters(case.server.args)}

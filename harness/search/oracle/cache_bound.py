@@ -35,7 +35,7 @@ from mmrepro.failure.signature.answers import grade
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import INVALID
-from mmrepro.search.oracle.reference import LOADS, UNLOADS
+from mmrepro.search.oracle.reference import CHANGES
 from mmrepro.traffic.capture.texts import common
 from mmrepro.traffic.case.model import Case, Message
 from mmrepro.traffic.case.sending import Played, PlayState
@@ -307,7 +307,7 @@ STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
 not count those."""
 
 
-PROMPTLESS = LOADS | UNLOADS | {"/tokenize", "/detokenize", "/reset_prefix_cache", "/flush_cache"}
+PROMPTLESS = CHANGES | {"/tokenize", "/detokenize", "/reset_prefix_cache", "/flush_cache"}
 """Paths of requests that put no prompt into a cache; of what is no completion nothing is known."""
 
 

@@ -23,6 +23,7 @@ TOP_LOGPROBS = 5
 LOADS = frozenset({"/v1/load_lora_adapter", "/load_lora_adapter"})
 UNLOADS = frozenset({"/v1/unload_lora_adapter", "/unload_lora_adapter"})
 """Requests of vLLM and SGLang that make a server have an adapter, or have it no more."""
+CHANGES = LOADS | UNLOADS
 MODULES = ("--lora-modules", "--lora-paths")
 """Options with the adapters that it has from its start."""
 
@@ -152,7 +153,7 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     )
     operations: list[Operation] = []
     for op in asked.operations:
-        if op.path in LOADS | UNLOADS:
+        if op.path in CHANGES:
             continue  # here every adapter is there from the start, and stays
         after = [f"{operations[-1].id}.end"] if operations else []
         # What a parser takes of a stream is held against what it takes of the whole.
