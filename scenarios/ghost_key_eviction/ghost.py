@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from mmrepro.failure.signature.checks import digest_in, same_digest
+from mmrepro.failure.signature.checks import ABSENT_SAMPLES, digest_in, same_digest
 from mmrepro.scenario import (
     Check,
     Evidence,
@@ -74,7 +74,10 @@ def in_the_loop(stacks: StacksData) -> Finding:
     )
     if inside and not any(t.active for t in inside):
         return Finding.unknown(f"{text}; whether it runs is not shown")
-    return Finding.of(len(inside) == len(threads) and popping > 0, text)
+    stays = len(inside) == len(threads)
+    if stays and not popping and len(inside) < ABSENT_SAMPLES:
+        return Finding.unknown(f"{text}: too few to say that popitem is not called")
+    return Finding.of(stays and popping > 0, text)
 
 
 def is_the_key(stacks: StacksData, logs: Logs) -> Finding:

@@ -168,6 +168,16 @@ def test_a_busy_core_of_a_live_server() -> None:
     assert truth(checks.core_busy, processes(1.0), stranger) is NOT_MET
     assert truth(checks.core_busy, syscalls()) is UNKNOWN
 
+    def queued(user: float, system: float, waited: float) -> Truth:
+        crowded = processes(user, system)
+        crowded.processes[0].queued_pct = waited
+        return truth(checks.core_busy, crowded)
+
+    assert queued(30.0, 2.0, 50.0) is MET
+    assert queued(30.0, 2.0, 49.9) is NOT_MET
+    assert queued(30.0, 20.0, 60.0) is UNKNOWN, "it is in the kernel, on an overloaded machine"
+    assert queued(2.0, 0.0, 98.0) is UNKNOWN
+
 
 @pytest.mark.parametrize(
     ("state", "code", "found"),
@@ -367,7 +377,9 @@ CALL = (("call", "core.py"), *LOOP)
         ((CALL, CALL), UNKNOWN),
         ((CALL, CALL, CALL), MET),
         ((CALL, LOOP, LOOP), MET),
-        ((LOOP, LOOP, LOOP), NOT_MET),
+        ((LOOP,) * 9, UNKNOWN),
+        ((LOOP,) * 10, NOT_MET),
+        ((*(LOOP,) * 9, CALL), MET),
         ((CALL, CALL, LOOP[1:]), NOT_MET),
         ((CALL, CALL, CALL, LOOP[2:]), NOT_MET),
     ],

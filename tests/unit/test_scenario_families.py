@@ -209,7 +209,8 @@ IN_POP, IN_PUT, IDLE = ("pop", "put", "loop"), ("put", "loop"), ("wait", "loop")
     [
         ([(IN_POP, True), (IN_PUT, False), (IN_PUT, False)], MET),
         ([(IN_POP, False), (IN_PUT, False), (IN_PUT, False)], NOT_MET),
-        ([(IN_PUT, True)] * 4, NOT_MET),
+        ([(IN_PUT, True)] * 9, UNKNOWN),
+        ([(IN_PUT, True)] * 10, NOT_MET),
         ([(IN_POP, True), (IN_PUT, True), (IDLE, True)], NOT_MET),
         ([(IN_POP, True)] * 2, UNKNOWN),
         ([(("other",), True)] * 4, UNKNOWN),

@@ -72,7 +72,8 @@ def assertion(digest: str = DIGEST) -> LogsData:
     ("data", "truth"),
     [
         (stacks(*FUNCTIONS), MET),
-        (stacks(*FUNCTIONS[1:]), NOT_MET),  # never seen in pop_oldest
+        (stacks(*FUNCTIONS[1:], count=9), UNKNOWN),  # never seen in pop_oldest
+        (stacks(*FUNCTIONS[1:], count=10), NOT_MET),
         (stacks("Condition.wait", "Service._loop"), NOT_MET),
         (stacks(*FUNCTIONS, active=False), NOT_MET),
         (stacks(*FUNCTIONS, count=2), UNKNOWN),

@@ -119,7 +119,9 @@ ROWS: dict[str, Row] = {
         to(stacks(*[thread(*POLLING)] * 5)), "different -eviction-stack ?ghost-is-the-key"),
     "one sample is elsewhere": (all_but_one_in_the_loop, "different -eviction-stack"),
     "never in popitem": (
-        to(stacks(*[thread(*LOOP[1:])] * 5)), "different -eviction-stack ?ghost-is-the-key"),
+        to(stacks(*[thread(*LOOP[1:])] * 10)), "different -eviction-stack ?ghost-is-the-key"),
+    "few samples, none in popitem": (
+        to(stacks(*[thread(*LOOP[1:])] * 9)), "inconclusive ?eviction-stack ?ghost-is-the-key"),
     "the loop's thread sleeps": (
         to(stacks(*[thread(*LOOP, key=GHOST, active=False)] * 5)), "different -eviction-stack"),
     "another key in popitem": (to(looping(OTHER)), "different -ghost-is-the-key"),

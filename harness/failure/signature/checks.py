@@ -158,12 +158,16 @@ def core_burns_cpu(processes: Processes, engine: Engine) -> Finding:
 
 def core_busy(processes: Processes, engine: Engine) -> Finding:
     """The engine's core process uses a core in user space; of a live server, where nothing is
-    known of how it was before. On a crowded machine a reading may be low: the thread queued."""
+    known of how it was before. What it waited for counts as in ``core_burns_cpu``."""
     uses = processes.of(engine.core_role)
     shares = ", ".join(f"{use.user_pct:.0f}" for use in uses)
     text = f"{engine.core_role} {shares} % of a core in user space ({len(uses)} readings)"
     spins = spinning(processes.evidence, {use.pid for use in uses})
-    return Finding.of(spins or any(use.user_pct >= BUSY_PCT for use in uses), text)
+    if spins or any(use.user_pct >= BUSY_PCT or _wants_a_core(use) for use in uses):
+        return Finding.of(True, text)
+    if any(use.queued_pct >= BUSY_PCT for use in uses):
+        return Finding.unknown(f"{text}: the machine is overloaded")
+    return Finding.of(False, text)
 
 
 def core_alive(evidence: Evidence, processes: Processes, engine: Engine) -> Finding:
@@ -305,6 +309,8 @@ def same_digest(keys: Sequence[str], named: Collection[str], shown: str) -> Find
 
 MIN_SAMPLES = 3
 """With fewer samples of a thread, where it always is cannot be told."""
+ABSENT_SAMPLES = 10
+"""With fewer samples of a loop, what it calls now and then may have been missed."""
 
 
 def stays_below(stacks: StacksData, path: Sequence[str]) -> Finding:
@@ -340,7 +346,10 @@ def stays_in(stacks: StacksData, thread: str, path: Sequence[str], callee: str) 
     running = sum(one.active is True for one in inside)
     calling = sum(one.within(callee, *path) for one in inside)
     text = f"{len(inside)} of {len(threads)} samples in {path[0]}, {calling} in {callee}"
-    stays = len(inside) == len(threads) and calling > 0
+    stays = len(inside) == len(threads)
     if stays and not running and any(one.active is None for one in inside):
         return Finding.unknown(f"{text}; whether it runs is not shown")
-    return Finding.of(stays and running > 0, f"{text}, {running} running")
+    text += f", {running} running"
+    if stays and running and not calling and len(inside) < ABSENT_SAMPLES:
+        return Finding.unknown(f"{text}: too few to say that {callee} is not called")
+    return Finding.of(stays and running > 0 and calling > 0, text)

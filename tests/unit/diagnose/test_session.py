@@ -184,8 +184,9 @@ def collector(tmp_path: Path, found: Evidence) -> Collector:
     return Collector(Target(target(), ENGINES["vllm"]), DiagnoseCommand(), recorder)
 
 
-def test_more_samples_are_taken_for_what_fits_but_for_a_local(
-    tmp_path: Path, more: list[Any]
+@pytest.mark.parametrize("seen", ["no locals", "never in popitem"])
+def test_more_samples_are_taken_for_what_fits_but_for_what_was_missed(
+    tmp_path: Path, more: list[Any], seen: str
 ) -> None:
     ghost = load_scenario("ghost-key-eviction")
     assert ghost.looks_for_locals
@@ -195,6 +196,8 @@ def test_more_samples_are_taken_for_what_fits_but_for_a_local(
             for one in sample.threads:
                 for frame in one.frames:
                     frame.locals.clear()
+                if seen == "never in popitem":
+                    one.frames = [f for f in one.frames if f.name != "popitem"]
     session._catch_locals(collector(tmp_path, missed), [ghost])
     (wanted,) = more
     assert wanted([s for _, d in hung().results(type(idle())) for s in d.samples]) is True
