@@ -17,7 +17,7 @@ import pytest
 from live import COMMAND, processes_in, wait_for
 from mmrepro.base.machine.files import cache_root
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 DESYNC = ("ablate", "mm-cache-desync", "--factors", "prefix-caching,mm-cache")
 
 

@@ -95,6 +95,7 @@ SCENARIO = Plain()
 """
 
 
+@pytest.mark.slow
 def test_the_stand_in_changes_no_token_where_work_is_ordered(run_once: RunOnce, tmp_path: Path):
     """And a silent step of the race does change them."""
     file = tmp_path / "plain.py"

@@ -180,6 +180,7 @@ def nothing_matches(told: Told) -> bool:
     return fits <= {"exposed", "not-this"}
 
 
+@pytest.mark.slow
 def test_a_healthy_server_without_titles_is_healthy(bare: Server, tmp_path: Path):
     told = diagnose(bare.url, *WITH_KEY, "--out", "kept", cwd=tmp_path)
     roles = {p["role"] for p in told.document["target"]["processes"]}
@@ -190,6 +191,7 @@ def test_a_healthy_server_without_titles_is_healthy(bare: Server, tmp_path: Path
     assert "which process is EngineCore" in " ".join(told.document["unseen"])
 
 
+@pytest.mark.slow
 def test_a_healthy_server_with_yesterdays_crash_in_its_log_matches_nothing(
     bare: Server, tmp_path: Path
 ):
@@ -202,6 +204,7 @@ def test_a_healthy_server_with_yesterdays_crash_in_its_log_matches_nothing(
     assert read["earlier_lines"] >= len(YESTERDAY.splitlines())
 
 
+@pytest.mark.slow
 def test_a_server_behind_an_api_key_is_not_called_failing(bare: Server, tmp_path: Path):
     told = diagnose(bare.url, cwd=tmp_path)
     assert (told.exit_code, told.state) == (3, "no-fault-seen")
@@ -209,6 +212,7 @@ def test_a_server_behind_an_api_key_is_not_called_failing(bare: Server, tmp_path
     assert "--header" in told.document["assessment"]["advice"][0]
 
 
+@pytest.mark.slow
 def test_one_without_titles_that_was_killed_is_dead_and_not_of_an_old_crash(
     bare: Server, tmp_path: Path
 ):

@@ -87,9 +87,8 @@ def test_0_24_0_is_fixed_but_for_the_cause(run_once: RunOnce):
     assert fixed.condition("engine-code-loops")["truth"] == "not-met"
 
 
-@pytest.mark.parametrize(
-    "mitigation", [pytest.param("patch", marks=pytest.mark.slow), "disable-mm-cache"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mitigation", ["patch", "disable-mm-cache"])
 def test_a_mitigation_prevents_the_hang(run_once: RunOnce, mitigation):
     cured = run_once(GHOST, "--release", "0.23.0", "--mitigation", mitigation)
     assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.why

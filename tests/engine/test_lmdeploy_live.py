@@ -18,6 +18,7 @@ BUDGET = "undersized-kv-budget"
 GROWTH = "kv-growth-crash"
 
 
+@pytest.mark.slow
 def test_the_opaque_error_with_the_reports_numbers(run_once: RunOnce) -> None:
     run = run_once(BUDGET)
     assert (run.outcome, run.exit_code) == ("reproduced", 0), run.why

@@ -90,6 +90,7 @@ def answer(played: Played, id: str) -> RequestRecord:
     return record
 
 
+@pytest.mark.slow
 def test_an_honest_proxy_is_not_noticed(stage: Stage) -> None:
     played, proxy = stage.through(None)
     compared = compare_with_reference(stage.case, played, stage.reference)

@@ -93,6 +93,7 @@ def test_gitlab(tmp_path: Path) -> None:
     assert git("log", "-1", "--format=%s", BRANCH, at=pipeline.repository.origin).endswith("-7\n")
 
 
+@pytest.mark.slow
 def test_buildkite(tmp_path: Path) -> None:
     document, pipeline = load(ROOT / "docs/ci/buildkite.yml"), Pipeline(tmp_path)
     calls = tmp_path / "calls"

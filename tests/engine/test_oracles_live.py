@@ -195,6 +195,7 @@ def test_nothing_is_held_against_a_healthy_engine(
     assert not any("cache" in said or "count" in said for said in found.unseen), found.unseen
 
 
+@pytest.mark.slow
 def test_both_failures_of_sglangs_hashes_are_seen_by_what_its_cache_gave(tmp_path: Path) -> None:
     images: dict[str, Image] = {
         "A": Collision(member=0),

@@ -64,6 +64,7 @@ def mode_of(document: dict[str, Any]) -> tuple[str, str]:
     return setting["value"], setting["why"]
 
 
+@pytest.mark.slow
 def test_every_mode_finds_the_same(alone):
     seen = {}
     for mode in ("cold", "fork", "warm"):
