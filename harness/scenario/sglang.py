@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
 from mmrepro.base.records import Fidelity, StandIn
+from mmrepro.engines import Engine
 from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.engines.models.qwen import MERGE, PATCH, QwenModel, smart_resize
 from mmrepro.engines.models.tiny import TINY
@@ -19,6 +20,7 @@ from mmrepro.failure.signature.comparison import (
     first_difference,
     spelled,
 )
+from mmrepro.failure.signature.live_server import CORE_ALIVE, core_is_dead
 from mmrepro.failure.signature.views import Logs
 from mmrepro.probes.data import HttpData
 from mmrepro.scenario.common import server_gone
@@ -51,17 +53,23 @@ ENDED_LOG = {ENDED: r"Scheduler hit an exception: Traceback"}
 """The scheduler's last word: it ends all processes of the server with itself."""
 
 
-def lost(http: HttpData, logs: Logs) -> Finding:
-    """For an observer: nobody answers, and the log says that the scheduler ended on an error."""
+def lost(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
+    """For an observer: no scheduler lives, or nobody answers where its processes cannot be seen;
+    and the log says that it ended on an error."""
+    if evidence.facts.get(CORE_ALIVE) is not None:
+        return core_is_dead(evidence, logs, engine.core_role, ENDED)
     ended = logs.count(ENDED)
-    told = ", ".join(f"{a.path} {a.status or a.error[:40]}" for a in http.answers)
-    silent = bool(http.answers) and all(a.status is None for a in http.answers)
+    answers = [a for _, http in evidence.results(HttpData, "check") for a in http.answers]
+    if not answers:
+        raise Missing("whether its processes live cannot be seen from here")
+    told = ", ".join(f"{a.path} {a.status or a.error[:40]}" for a in answers)
+    silent = all(a.status is None for a in answers)
     return Finding.of(silent and ended > 0, f"{ended} × {ENDED} in the log; {told}")
 
 
 def server_lost() -> Declared:
     """The whole server died: by its exit, or for an observer by its log."""
-    live = symptom("nobody answers, and the log says that the scheduler ended", lost, id="lost")
+    live = symptom("it is gone, and the log says that the scheduler ended", lost, id="lost")
     return server_gone(live=live)
 
 

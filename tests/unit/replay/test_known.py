@@ -111,6 +111,38 @@ vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.
 """Lines of a real one, shortened."""
 
 
+TOO_MANY = """\
+[2026-11-27 14:36:16] Scheduler hit an exception: Traceback (most recent call last):
+  File "sglang/srt/managers/scheduler.py", line 4870, in run_batch
+    batch_result = self.model_worker.forward_batch_generation(
+  File "sglang/srt/layers/logprob_processor.py", line 106, in get_top_logprobs_raw
+    values, indices = logprobs.topk(max_k, dim=-1)
+RuntimeError: selected index k out of range
+
+[2026-11-27 14:36:16] SIGQUIT received. signum=None, frame=None. It usually means one child failed.
+"""
+"""The same."""
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "name"),
+    [
+        (TOO_MANY, PlayState.DIED, "top-logprobs-kill"),
+        (TOO_MANY, PlayState.START_FAILED, None),
+        (TOO_MANY.replace("Scheduler hit", "A worker hit"), PlayState.DIED, None),
+        (TOO_MANY.replace("in get_top_logprobs_raw", "in sample"), PlayState.DIED, None),
+    ],
+)
+def test_the_end_of_sglang_is_named_too(
+    tmp_path: Path, log: str, state: PlayState, name: str | None
+) -> None:
+    (tmp_path / "engine.log").write_text(log)
+    wanted = ServerWanted(engine="sglang", release="0.5.23")
+    case = CASE.model_copy(update={"server": wanted})
+    gone = Played(state=state, log_file="engine.log", device="cpu")
+    assert best(by_log(case, gone, tmp_path)).known == name
+
+
 @pytest.mark.parametrize(
     ("log", "state", "device", "name"),
     [
