@@ -316,7 +316,8 @@ def test_what_a_name_says(name: str, told: Secrecy) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello", "multimodal", "2026-11-24T03:13:00", "a" * 40, "12" * 20]
+    "text",
+    ["", "hello", "multimodal", "2026-11-24T03:13:00", "a" * 40, "12" * 20, "/x/fuzz/sg1/e0004/f1"],
 )
 def test_what_is_not_opaque(text: str) -> None:
     assert not is_opaque(text)

@@ -64,6 +64,7 @@ _SAFE: Final = re.compile(
     | (?<![A-Za-z0-9])[0-9a-f]{{6,16}}(?![A-Za-z0-9])          # a digest's beginning
     | (?<=[+-])g[0-9a-f]{{7,12}}(?![A-Za-z0-9])                # a commit, as git describes it
     | (?<![A-Za-z0-9])src[0-9a-f]{{12}}(?![A-Za-z0-9])         # a source tree, in a version
+    | (?<=/)e\d{{4}}(?:/f\d{{1,3}})?(?![A-Za-z0-9])             # of our own: an episode, a finding
     | (?<![A-Za-z0-9]){_REQUEST}[A-Za-z0-9]{{8,40}}(?:-[0-9a-f]{{4,12}}){{0,5}}
     | sha(?:1|256|384|512)[-=:][A-Za-z0-9+/_-]{{27,90}}={{0,2}}
     | (?<![A-Za-z0-9])_Z[A-Z]{{0,3}}\d[A-Za-z0-9_.]*           # a mangled C++ name

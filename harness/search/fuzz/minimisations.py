@@ -73,7 +73,7 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     result = session.tried(case, folder / "play", name, options, learning=learning)
     played = result.played
     assert played is not None
-    note_server(session.fuzz, [folder / "play"] if not session.fuzz.start_mode else [])
+    note_server(session.fuzz, [folder / "play"])
     judged = session.judged(case, played)
     silent = False
     news = known.new(sighting.bucket for sighting in judged.sightings)

@@ -394,15 +394,20 @@ class ReplayFolder:
 
 
 def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
-    """How the server was set up, by the first incident of a start that is in one of them."""
+    """How the server was set up, by the first incident of a start that is in one of them; of a
+    later server, what stood in there."""
+    there = {one.name for one in document.stand_ins}
     for folder in folders:
         try:
             incident = Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
         except (OSError, ValidationError):
             continue
         engine = incident.engine
-        document.settings, document.wheel = engine.settings, engine.wheel
-        document.packages, document.start_mode = engine.packages, engine.start_mode
-        document.fidelity, document.stand_ins = incident.fidelity, incident.stand_ins
-        document.host = incident.host
+        if not document.start_mode:
+            document.settings, document.wheel = engine.settings, engine.wheel
+            document.packages, document.start_mode = engine.packages, engine.start_mode
+            document.fidelity, document.stand_ins = incident.fidelity, incident.stand_ins
+            document.host = incident.host
+        elif more := [one for one in incident.stand_ins if one.name not in there]:
+            document.stand_ins, document.fidelity = document.stand_ins + more, incident.fidelity
         return

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import made_up_fuzz
 import pytest
 from fake_player import NO_START, FakePlayer
 from fake_plays import BUCKET, OTHER
@@ -20,15 +21,18 @@ from fuzz_sessions import (
     well,
 )
 from mmrepro.base.errors import InfrastructureError, UsageError
+from mmrepro.base.records import Fidelity, StandIn
+from mmrepro.failure.documents import INCIDENT_FILE, EngineFacts
 from mmrepro.failure.documents.replay import EPISODES_FILE
 from mmrepro.search.fuzz import knowledge
 from mmrepro.search.fuzz.steering import Switch
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.oracle.near_ties import Answer
-from mmrepro.search.replay.store import STUCK, Named
+from mmrepro.search.replay.store import STUCK, Named, note_server
 from mmrepro.traffic.case.files import read_case
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
+from simple_incident import incident
 
 
 def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path, clock: Clock) -> None:
@@ -281,3 +285,24 @@ def test_on_two_places_episodes_go_on_while_one_is_pursued(tmp_path: Path) -> No
     assert numbers == list(range(len(numbers)))
     assert len(numbers) > 3
     assert ended_once(tmp_path)
+
+
+def test_what_stands_in_on_any_of_its_servers_is_told(tmp_path: Path) -> None:
+    def play(name: str, *stand_ins: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        stood = [StandIn(name=one, replaces="r", why="w", loaded=len(name)) for one in stand_ins]
+        fidelity = Fidelity.CPU_STAND_IN if stood else Fidelity.CPU
+        engine = EngineFacts(name="vllm", release="0.23.0", start_mode=name)
+        made = incident(stand_ins=stood, fidelity=fidelity, engine=engine)
+        (folder / INCIDENT_FILE).write_text(made.model_dump_json())
+        return folder
+
+    document = made_up_fuzz.fuzz(start_mode="", stand_ins=[])
+    note_server(document, [tmp_path / "none", play("cold"), play("never read", "x")])
+    assert (document.fidelity, document.stand_ins) == (Fidelity.CPU, [])
+    note_server(document, [play("warm", "a")])
+    note_server(document, [play("later", "a", "b")])
+    note_server(document, [play("last")])
+    assert [one.name for one in document.stand_ins] == ["a", "b"]
+    assert (document.fidelity, document.start_mode) == (Fidelity.CPU_STAND_IN, "cold")
