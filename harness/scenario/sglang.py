@@ -58,12 +58,12 @@ def lost(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
     and the log says that it ended on an error."""
     if evidence.facts.get(CORE_ALIVE) is not None:
         return core_is_dead(evidence, logs, engine.core_role, ENDED)
-    ended = logs.count(ENDED)
-    answers = [a for _, http in evidence.results(HttpData, "check") for a in http.answers]
-    if not answers:
-        raise Missing("whether its processes live cannot be seen from here")
-    told = ", ".join(f"{a.path} {a.status or a.error[:40]}" for a in answers)
-    silent = all(a.status is None for a in answers)
+    looks = [http.answers for _, http in evidence.results(HttpData, "check")]
+    if not looks:
+        raise Missing(evidence.why_missing("http", "check"))
+    ended, last = logs.count(ENDED), looks[-1]
+    told = ", ".join(f"{a.path} {a.status or a.error[:40]}" for a in last)
+    silent = bool(last) and all(a.status is None for a in last)
     return Finding.of(silent and ended > 0, f"{ended} × {ENDED} in the log; {told}")
 
 

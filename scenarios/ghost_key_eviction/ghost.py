@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from mmrepro.failure.signature.checks import ABSENT_SAMPLES, digest_in, same_digest
+from mmrepro.failure.signature.checks import calls, digest_in, same_digest
 from mmrepro.scenario import (
     Check,
     Evidence,
@@ -74,10 +74,7 @@ def in_the_loop(stacks: StacksData) -> Finding:
     )
     if inside and not any(t.active for t in inside):
         return Finding.unknown(f"{text}; whether it runs is not shown")
-    stays = len(inside) == len(threads)
-    if stays and not popping and len(inside) < ABSENT_SAMPLES:
-        return Finding.unknown(f"{text}: too few to say that popitem is not called")
-    return Finding.of(stays and popping > 0, text)
+    return calls(text, "popitem", popping, len(inside), len(inside) == len(threads))
 
 
 def is_the_key(stacks: StacksData, logs: Logs) -> Finding:

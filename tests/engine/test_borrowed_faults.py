@@ -1,13 +1,11 @@
 """Every fault of minivllm: the four borrowed ones by ``run``, all ten by ``diagnose``."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from grids import grid
 from live import RunOnce
 from live_server import ask, diagnose, serving, trigger
-from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 
 PREFILL = "chunked-mm-prefill --variant"
@@ -24,18 +22,10 @@ pytestmark = [
 
 NAME = "borrowed-faults"
 BORROWED = load_scenario(NAME).variants
-FAULTS = (*load_scenario("mm-prefill-contract").variants, *BORROWED)
+FAULTS = {s.variant: s for s in (*load_scenario("mm-prefill-contract").variants, *BORROWED)}
 ON_PAPER = {"ghost-key-lru", "pad-value-key", "kv-budget"}
 """Those that show without a model."""
 SILENT = {"pad-value-key"}
-
-
-def every_night(scenarios: Iterable[Scenario], *, but: set[str]) -> list[Any]:
-    """A grid of variants; those of ``but`` in every run."""
-    return [
-        pytest.param(s, id=s.variant, marks=() if s.variant in but else pytest.mark.nightly)
-        for s in scenarios
-    ]
 
 
 @pytest.mark.parametrize("variant", [v.variant for v in BORROWED])
@@ -48,15 +38,16 @@ def test_a_borrowed_fault_reproduces(run_once: RunOnce, variant: str) -> None:
     assert broken.document["left_behind"] == []
 
 
-@pytest.mark.parametrize("scenario", every_night(BORROWED, but={"ghost-key-lru"}))
-def test_its_fix_cures_it(run_once: RunOnce, scenario: Scenario) -> None:
-    fixed = run_once(NAME, "--variant", scenario.variant, "--device", "cpu", "--mitigation", "fix")
+@pytest.mark.parametrize("variant", grid([v.variant for v in BORROWED], always=["ghost-key-lru"]))
+def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
+    fixed = run_once(NAME, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.claim("fixed")["status"] == "confirmed"
 
 
-@pytest.mark.parametrize("scenario", every_night(FAULTS, but=ON_PAPER))
-def test_diagnose_names_each_fault_and_no_other(scenario: Scenario, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", grid(FAULTS, always=ON_PAPER))
+def test_diagnose_names_each_fault_and_no_other(variant: str, tmp_path: Path) -> None:
+    scenario = FAULTS[variant]
     paper = ("--paper",) if scenario.variant in ON_PAPER else ()
     arguments = (*scenario.server_args, *paper)
     with serving("minivllm", "0.1", scenario.model, tmp_path / "server", *arguments) as server:

@@ -25,7 +25,7 @@ from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence.model import RequestRecord
 from traces import healthy_trace
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 REQUESTS = 400
 
 
@@ -90,7 +90,6 @@ def answer(played: Played, id: str) -> RequestRecord:
     return record
 
 
-@pytest.mark.slow
 def test_an_honest_proxy_is_not_noticed(stage: Stage) -> None:
     played, proxy = stage.through(None)
     compared = compare_with_reference(stage.case, played, stage.reference)
@@ -100,7 +99,6 @@ def test_an_honest_proxy_is_not_noticed(stage: Stage) -> None:
     assert proxy.told == []
 
 
-@pytest.mark.slow
 def test_swapped_answers_are_flagged_and_no_others(stage: Stage) -> None:
     swaps = found = 0
     for seed in range(2):
@@ -117,7 +115,6 @@ def test_swapped_answers_are_flagged_and_no_others(stage: Stage) -> None:
     assert found >= 0.95 * swaps
 
 
-@pytest.mark.slow
 def test_a_falsified_usage_and_a_dropped_end_are_flagged(stage: Stage) -> None:
     for lie in ("falsify-usage", "drop-done"):
         played, proxy = stage.through(lie, p=0.2)
@@ -131,7 +128,6 @@ def test_a_falsified_usage_and_a_dropped_end_are_flagged(stage: Stage) -> None:
         assert set().union(*told.values()) == lies
 
 
-@pytest.mark.slow
 def test_retold_answers_are_flagged(stage: Stage) -> None:
     for lie in ("duplicate-token", "truncate"):
         played, proxy = stage.through(lie, p=0.1)

@@ -6,6 +6,7 @@ from mmrepro.failure.documents import ClaimStatus
 from mmrepro.failure.signature import evaluate
 from mmrepro.failure.signature.checks import stays_in
 from mmrepro.failure.signature.decide import guarded
+from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.probes.data import Frame, LogLine, LogsData, StackSample, StacksData, ThreadStack
 from mmrepro.scenario import (
     Drive,
@@ -19,12 +20,14 @@ from mmrepro.scenario import (
     cause,
     claim,
     endpoints_green,
+    sglang,
     symptom,
 )
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.minivllm import place
 from mmrepro.scenario.more import Fidelity, answered_alike, as_by_control, in_log, not_logged
 from mmrepro.scenario.parts import Check
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -220,3 +223,29 @@ def test_a_thread_that_stays_in_a_loop(
     samples: list[tuple[tuple[str, ...], bool]], truth: Truth
 ) -> None:
     assert stays_in(stacks(*samples), "loop", ("put", "loop"), "pop").truth is truth
+
+
+@pytest.mark.parametrize(
+    ("looks", "lives", "truth"),
+    [
+        ([(200, 200), (None, None)], None, MET),  # the last look counts
+        ([(None, None), (200, 200)], None, NOT_MET),
+        ([], None, UNKNOWN),
+        ([], False, MET),
+        ([(None, None)], True, NOT_MET),
+        ([(200, 200)], False, MET),
+    ],
+)
+def test_the_end_of_sglang_as_an_observer_sees_it(
+    looks: list[tuple[int | None, ...]], lives: bool | None, truth: Truth
+) -> None:
+    line = LogLine(number=1, text="Scheduler hit an exception: Traceback")
+    ended = LogsData(
+        file="engine.log", bytes_read=9, lines=1,
+        matches={sglang.ENDED: [line]}, match_counts={sglang.ENDED: 1},
+    )  # fmt: skip
+    evidence = Evidence(probes=[probed(ended), *(probed(http(*one)) for one in looks)])
+    if lives is not None:
+        evidence.facts[CORE_ALIVE] = lives
+    kills = load_scenario("top-logprobs-kill")
+    assert guarded(bind(sglang.lost, kills, run_facts(kills)), evidence).truth is truth

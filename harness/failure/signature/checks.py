@@ -349,7 +349,12 @@ def stays_in(stacks: StacksData, thread: str, path: Sequence[str], callee: str) 
     stays = len(inside) == len(threads)
     if stays and not running and any(one.active is None for one in inside):
         return Finding.unknown(f"{text}; whether it runs is not shown")
-    text += f", {running} running"
-    if stays and running and not calling and len(inside) < ABSENT_SAMPLES:
+    return calls(f"{text}, {running} running", callee, calling, len(inside), stays and running > 0)
+
+
+def calls(text: str, callee: str, calling: int, inside: int, stays: bool) -> Finding:
+    """Whether a thread that ``stays`` in a loop calls ``callee``, as ``calling`` of its ``inside``
+    samples show; unknown where none does, and they are few."""
+    if stays and not calling and inside < ABSENT_SAMPLES:
         return Finding.unknown(f"{text}: too few to say that {callee} is not called")
-    return Finding.of(stays and running > 0 and calling > 0, text)
+    return Finding.of(stays and calling > 0, text)
