@@ -510,7 +510,8 @@ def release_tree(spec: EnvironmentSpec, folder: Path) -> Tree:
     refused: UvFailed | None = None
     for python in pythons(spec):
         try:
-            files = release_files(requirement, python)
+            # Its text is read, and nothing is run: no interpreter is fetched for that.
+            files = release_files(requirement, python, options=["--no-python-downloads"])
         except UvFailed as failure:
             refused = failure
             continue

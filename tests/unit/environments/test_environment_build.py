@@ -122,6 +122,17 @@ def test_a_failed_build_leaves_nothing(
     assert left_over() == []
 
 
+def test_no_interpreter_is_fetched_to_say_that_there_is_no_such_release(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", "no-such-release")
+    with pytest.raises(UnknownRelease):
+        ensure(SPEC)
+    others = [line for line in calls(fake_uv, "pip compile") if " --python 3." in line]
+    assert len(others) == len([one for one in releases.pythons(SPEC) if "/" not in one]) > 0
+    assert all("--no-python-downloads" in line for line in others)
+
+
 def test_another_python_is_tried_where_a_requirement_cannot_be_built(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
