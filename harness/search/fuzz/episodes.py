@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, TypeAlias
@@ -21,6 +21,7 @@ from mmrepro.search.fuzz.steering import (
     drawn,
     lead_of,
     offered,
+    without_groups,
 )
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.reference import CHANGES, PLAIN, comparable
@@ -85,6 +86,8 @@ class Episodes:
         source: a case whose requests are used and changed.
         interesting: cases that showed something new, by their episode's number, oldest first.
         less: by how much switches are less likely than usual.
+        apart: groups of switches with all of which no server starts.
+        untried: once there are such: switches that no server had which started.
         modern: each episode's server has some of the engine's features besides.
     """
 
@@ -96,6 +99,8 @@ class Episodes:
     limits: Limits = field(default_factory=Limits)
     interesting: dict[int, Case] = field(default_factory=dict)
     less: dict[Switch, float] = field(default_factory=dict)
+    apart: list[frozenset[Switch]] = field(default_factory=list)
+    untried: tuple[Switch, ...] = ()
     hazards: bool = False
     modern: bool = False
 
@@ -115,7 +120,9 @@ class Episodes:
         if kind == "many" and not self.pictures:
             kind = "mixed"
         among = offered(self.dialect, pictures=self.pictures, modern=self.modern)
-        on = drawn(random, among, self.less, lead_of(self.seed, number, among))
+        among = [one for one in among if frozenset({one}) not in self.apart]
+        lead = lead_of(self.seed, number, among)
+        on = drawn(random, among, self.less, lead, self.apart, self.untried)
         maker = Maker(
             f"e{number}", random, self.limits, self.dialect, on, self.given, hazards=self.hazards
         )
@@ -153,6 +160,7 @@ class Episodes:
             apart = {one for group in ONE_OF if ADAPTERS[0] in group for one in group}
             maker.on -= apart - {ADAPTERS[0]}
             maker.on.add(ADAPTERS[0])
+            maker.on = without_groups(maker.on, self.apart, ADAPTERS[0])
         if Switch.FILES in maker.on:
             case = _without(case, self.dialect.salts)
         switches = tuple(sorted(maker.on))
@@ -260,6 +268,15 @@ def with_features(case: Case, on: Collection[Switch]) -> Case:
     update = {"args": args, "env": {**server.env, **env}, "model": model}
     wanted = server.model_copy(update=update)
     return case.model_copy(update={"server": wanted})
+
+
+def features_left(server: ServerWanted, plain: ServerWanted, on: Iterable[str]) -> set[Switch]:
+    """Of the switches ``on``, those of which a server still has something that the plain one has
+    not."""
+    args = {*server.args} - {*plain.args}
+    model = server.model if server.model != plain.model else ""
+    there = {Switch(one): feature(server.engine, one) for one in on if one in SERVERS}
+    return {one for one, its in there.items() if args.intersection(its.args) or its.model == model}
 
 
 def _without(case: Case, parameters: Collection[str]) -> Case:

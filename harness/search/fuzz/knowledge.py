@@ -17,20 +17,22 @@ from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     Episode,
     Finding,
+    FindingClass,
     Found,
     Fuzz,
     Replay,
     SeenOnce,
 )
 from mmrepro.runs.judge import Deadlines
-from mmrepro.search.fuzz.episodes import Episodes
+from mmrepro.search.fuzz.episodes import Episodes, features_left
 from mmrepro.search.fuzz.limits import Limits
-from mmrepro.search.fuzz.steering import ENOUGH, LESS, kinds, needed_by, worth
+from mmrepro.search.fuzz.steering import ENOUGH, LESS, SERVERS, Switch, kinds, needed_by, worth
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.known import mitigation
 from mmrepro.search.replay.pursue import FATAL
 from mmrepro.search.replay.store import Named, Observation
 from mmrepro.traffic.case.files import read_case
+from mmrepro.traffic.case.sending import PlayState
 from pydantic import Field, TypeAdapter
 
 
@@ -129,6 +131,7 @@ EPISODES = JournalKind("session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAd
 
 TRIES = 3
 """Episodes that showed a failure which nothing showed again, until it is left alone."""
+UNFIT = "the server does not start with that, so it was left out from then on"
 AGAIN, AGAINS = "-", 2
 """In the name of a folder in which a finding was taken up again; and how often that is done."""
 
@@ -142,6 +145,8 @@ class Knowledge:
         features: all that were seen.
         also: buckets that the requests of a finding show besides it.
         lasted: seconds of each episode.
+        started: switches that some server started with.
+        stuck: the server does not start, whatever switches it is without.
     """
 
     fuzz: Fuzz
@@ -152,6 +157,10 @@ class Knowledge:
     led: dict[int, Led] = field(default_factory=dict)
     also: list[str] = field(default_factory=list)
     lasted: list[float] = field(default_factory=list)
+    started: set[Switch] = field(default_factory=set)
+    stuck: bool = False
+    _unfit: list[frozenset[Switch]] = field(default_factory=list)
+    _unfit_for_certain: list[frozenset[Switch]] = field(default_factory=list)
     _finished: set[str] = field(default_factory=set)
     _number: int = 0
     _tries: Counter[str] = field(default_factory=Counter)
@@ -215,6 +224,12 @@ class Knowledge:
         fuzz.unseen += [t for t in line.seen.unseen if _without_numbers(t) not in known]
         for what, number in line.seen.counted.items():
             fuzz.counted[what] = fuzz.counted.get(what, 0) + number
+        its = {Switch(name) for name in episode.switches} & {*SERVERS}
+        if episode.state != PlayState.START_FAILED:
+            self.started |= its
+        elif not self.new(episode.buckets):
+            self._unfit.append(frozenset(its))
+        self._keep_apart()
         if episode.kind == "mixed" and worth(line.features) >= ENOUGH:
             case, _ = read_case(self.folder / EPISODES_DIR / f"{episode.number:04d}")
             self.episodes.interesting[episode.number] = case
@@ -241,6 +256,8 @@ class Knowledge:
             fuzz.found.append(found)
             self._learn_from(finding, line.replay)
             news.append(found)
+            if finding.confirmed and finding.finding_class is FindingClass.START_FAILURE:
+                self._learn_from_start(line, finding)
         unproven = [sighting.bucket for sighting in replay.unconfirmed]
         together = bool(replay.findings)
         for sighting in ended.seen.sightings:
@@ -308,6 +325,27 @@ class Knowledge:
             self.fuzz.limits.append(
                 f"from {place} on with the mitigation {keep_away}, which keeps a known failure away"
             )
+
+    def _learn_from_start(self, line: Pursued, finding: Finding) -> None:
+        """What the server does not start with is left out from now on."""
+        left, _ = read_case(self.folder / line.replay / finding.id)
+        plain = self.fuzz.server
+        its = features_left(left.server, plain, self.ended[line.number].episode.switches)
+        self.stuck = self.stuck or not (its or {*left.server.args} - {*plain.args})
+        self._unfit_for_certain.append(frozenset(its))
+        self._keep_apart()
+
+    def _keep_apart(self) -> None:
+        """Of a start that failed as another one had, a switch with which some server started is
+        not to blame by itself."""
+        groups = {*self._unfit_for_certain, *(its - self.started or its for its in self._unfit)}
+        groups -= {frozenset()}
+        apart = [one for one in groups if not any(other < one for other in groups)]
+        episodes = self.episodes
+        episodes.apart = sorted(apart, key=sorted)
+        episodes.untried = tuple(one for one in SERVERS if apart and one not in self.started)
+        self.fuzz.limits = [one for one in self.fuzz.limits if not one.endswith(UNFIT)]
+        self.fuzz.limits += [f"{' and '.join(sorted(one))}: {UNFIT}" for one in episodes.apart]
 
 
 def _without_numbers(text: str) -> str:

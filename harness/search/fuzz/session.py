@@ -18,7 +18,7 @@ from mmrepro.campaign.events import RunEnded
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.documents.folder import prepared
-from mmrepro.failure.documents.replay import EPISODES_DIR, FindingClass, Fuzz
+from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions
 from mmrepro.search.fuzz import minimisations
@@ -112,10 +112,7 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def _over(self) -> bool:
         """Whether there is no time for one more episode, or no sense in it."""
-        if any(
-            f.finding.confirmed and f.finding.finding_class is FindingClass.START_FAILURE
-            for f in self.fuzz.found
-        ):
+        if self.known.stuck:
             why = "the server does not start: nothing else can be tried"
             self.fuzz.limits += [why] if why not in self.fuzz.limits else []
             return True

@@ -130,9 +130,12 @@ def drawn(
     among: Iterable[Switch],
     less: Mapping[Switch, float],
     lead: Switch | None = None,
+    apart: Iterable[frozenset[Switch]] = (),
+    untried: tuple[Switch, ...] = (),
 ) -> set[Switch]:
     """Those of one episode; ``less``: what their odds are multiplied by; ``lead``: one that the
-    episode has for certain."""
+    episode has for certain; ``apart``: groups with all of which no server starts;
+    ``untried``: those of which there is one at most, so that a start that fails has one reason."""
     on = set()
     for one in among:
         odds = ODDS.get(one, USUAL_ODDS) * less.get(one, 1.0)
@@ -140,10 +143,20 @@ def drawn(
             on.add(one)
     if Switch.IMAGES not in on:
         on -= {Switch.RELATIVES, Switch.SEVERAL, Switch.UUID}
-    for group in ONE_OF:
+    for group in (*ONE_OF, untried):
         there = [one for one in group if one in on]
         if len(there) > 1:
             on -= {*there} - {lead if lead in there else random.choice(there)}
+    return without_groups(on, apart, lead)
+
+
+def without_groups(
+    on: set[Switch], apart: Iterable[frozenset[Switch]], keep: Switch | None
+) -> set[Switch]:
+    """``on``, without a switch of each group of which it has all; ``keep`` stays if it can."""
+    for together in apart:
+        if together <= on:
+            on = on - {min(together - {keep}, default=keep)}
     return on
 
 

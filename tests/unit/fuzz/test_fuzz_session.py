@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,17 @@ from fuzz_sessions import (
 )
 from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.base.records import Fidelity, StandIn
+from mmrepro.engines.features import feature
 from mmrepro.failure.documents import INCIDENT_FILE, EngineFacts
 from mmrepro.failure.documents.replay import EPISODES_FILE
 from mmrepro.search.fuzz import knowledge
+from mmrepro.search.fuzz.options import Profile, dialect_of, under
 from mmrepro.search.fuzz.steering import Switch
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.oracle.near_ties import Answer
 from mmrepro.search.replay.store import STUCK, Named, note_server
 from mmrepro.traffic.case.files import read_case
-from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Played
 from simple_incident import incident
 
@@ -146,6 +149,50 @@ def test_a_server_that_does_not_start_is_a_finding_and_the_end(
     assert [found.finding.finding_class for found in fuzz.found] == ["start-failure"]
     assert len(fuzz.episodes) == 1
     assert any("does not start" in limit for limit in fuzz.limits)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [[{Switch.NGRAM}], [{Switch.NGRAM}, {Switch.DRAFT}], [{Switch.LORA, Switch.CHUNKS}]],
+    ids=["a feature", "two of them", "two together"],
+)
+def test_what_the_server_does_not_start_with_is_left_out_and_the_session_goes_on(
+    tmp_path: Path, clock: Clock, wrong: list[set[Switch]]
+) -> None:
+    wanted = under(
+        Profile.MODERN,
+        ServerWanted(engine="vllm", release="0.24.0", model="qwen3-text"),
+        length_told=False,
+    )
+    only = {one: {*feature("vllm", one).args} for one in dialect_of("vllm").features}
+    usual = Counter(word for words in only.values() for word in words)
+    needed = [{min(w for w in only[one] if usual[w] == 1) for one in group} for group in wrong]
+
+    def starts(args: list[str]) -> bool:
+        return not any(words <= {*args} for words in needed)
+
+    session, _ = fuzzing(
+        tmp_path,
+        FakePlayer(lambda case: well(case) if starts(case.server.args) else {NO_START: ""}, clock),
+        server=wanted,
+        profile=Profile.MODERN,
+        budget_s=2400.0,
+    )
+    fuzz = session.execute()
+    (found,) = fuzz.found
+    assert found.finding.finding_class == "start-failure"
+    assert len(fuzz.episodes) > 40
+    assert fuzz.elapsed_s > 2000
+    assert {*session.known.episodes.apart} == {frozenset(group) for group in wrong}
+    failed = [episode for episode in fuzz.episodes if episode.state == "start-failed"]
+    assert len(failed) <= 3 * len(wrong)
+    later = [episode for episode in fuzz.episodes if episode.number > failed[-1].number]
+    assert len(later) > 20
+    for group in wrong:
+        assert not any({*map(str, group)} <= {*episode.switches} for episode in later)
+        for one in group if len(group) > 1 else ():
+            assert any(one in episode.switches for episode in later), "alone it is still tried"
+    assert [limit for limit in fuzz.limits if limit.endswith(knowledge.UNFIT)]
 
 
 def ghost_key(bucket: str, seen: Any, case: Case, result: object) -> Any:
