@@ -8,7 +8,7 @@ pytestmark = pytest.mark.engine
 ON_VLLM = (
     "stop-token-oov",
     "grammar-backend-latch",
-    "embeds-mrope",
+    pytest.param("embeds-mrope", marks=pytest.mark.slow),
     pytest.param("capacity-never", marks=pytest.mark.slow),  # it waits for a deadline
     "uuid-alias",
 )
