@@ -188,10 +188,12 @@ class Knowledge:
 
     def handled(self, bucket: str) -> bool:
         """It was found, comes with what was found, or was tried often enough."""
-        known = [f.finding.bucket for f in self.fuzz.found if f.finding.confirmed]
-        known += self.also
+        known = [*self._confirmed(), *self.also]
         tried = sum(n for one, n in self._tries.items() if alike(one, bucket))
         return any(alike(bucket, one) for one in known) or tried >= TRIES
+
+    def _confirmed(self) -> list[str]:
+        return [f.finding.bucket for f in self.fuzz.found if f.finding.confirmed]
 
     def take(self, line: KeptLine) -> list[Found]:
         """What a line changes, whether it was written now or by an earlier call; what it found."""
@@ -227,7 +229,7 @@ class Knowledge:
         its = {Switch(name) for name in episode.switches} & {*SERVERS}
         if episode.state != PlayState.START_FAILED:
             self.started |= its
-        elif not self.new(episode.buckets):
+        elif any(alike(one, bucket) for one in episode.buckets for bucket in self._confirmed()):
             self._unfit.append(frozenset(its))
         self._keep_apart()
         if episode.kind == "mixed" and worth(line.features) >= ENOUGH:
