@@ -34,9 +34,6 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 # Tried after the harness's own, best served first.
 OTHER_PYTHONS = ("3.12", "3.11", "3.13", "3.10")
 
-_UNKNOWN = re.compile(
-    r"there (?:is|are) no versions? of|was not found in the (?:package registry|cache)"
-)
 _WRONG_PYTHON = re.compile(
     r"no wheels with a matching (?:Python|platform)|Python ABI tag|requires? Python"
     r"|depends on Python|does not satisfy Python|No interpreter found",
@@ -150,7 +147,7 @@ def find(spec: EnvironmentSpec, platform: str = "", unfit: Collection[str] = ())
             files = release_files(requirement, python, platform=platform)
         except UvFailed as failure:
             refused = failure
-            if _UNKNOWN.search(failure.stderr) and "network was disabled" not in failure.stderr:
+            if failure.unknown and failure.answered:
                 raise _unknown(spec, python) from failure
             if _WRONG_PYTHON.search(failure.stderr):
                 continue
@@ -197,7 +194,7 @@ def _upload_of(spec: EnvironmentSpec, python: str, platform: str) -> datetime | 
         try:
             return release_files(requirement, python, platform=platform).uploaded
         except UvFailed as failure:
-            if not (_UNKNOWN.search(failure.stderr) or _WRONG_PYTHON.search(failure.stderr)):
+            if not (failure.unknown or _WRONG_PYTHON.search(failure.stderr)):
                 raise explain(failure, f"looking for {requirement}") from failure
     return None
 

@@ -514,6 +514,8 @@ def release_tree(spec: EnvironmentSpec, folder: Path) -> Tree:
             files = release_files(requirement, python, options=["--no-python-downloads"])
         except UvFailed as failure:
             refused = failure
+            if failure.unknown:
+                break
             continue
         file = files.sdist or (best_wheel(files.wheels) if files.wheels else None)
         if file is None:

@@ -57,6 +57,9 @@ _FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os 
 _DOWNLOAD = re.compile(r"^Downloading (\S+) \((\d+(?:\.\d+)?[KMG]?i?B)\)$")
 _DOWNLOADED = re.compile(r"^ ?Downloaded (\S+)$")
 _UNCACHED = re.compile(r"^DEBUG Identified uncached distribution: (\S+)$")
+_UNKNOWN = re.compile(
+    r"there (?:is|are) no versions? of|was not found in the (?:package registry|cache)"
+)
 _PHASE = re.compile(r"^(Resolved|Prepared|Installed|Would download) (\d+) (\w+)")
 
 
@@ -71,7 +74,13 @@ class UvFailed(Exception):
     @property
     def answered(self) -> bool:
         """The index did answer: it lacks what was asked for."""
-        return "No solution found" in self.stderr
+        offline = "network was disabled" in self.stderr
+        return "No solution found" in self.stderr and not offline
+
+    @property
+    def unknown(self) -> bool:
+        """There is no such release or project, whatever the interpreter; offline, none is known."""
+        return _UNKNOWN.search(self.stderr) is not None
 
 
 @dataclass(frozen=True)

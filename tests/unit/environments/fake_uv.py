@@ -85,6 +85,11 @@ elif command == "pip compile" and "--format" in arguments:
         fail(
             "error: Failed to fetch: https://user:secret@index.invalid/simple/\n  cause: dns error"
         )
+    if mode == "cache-only":
+        fail(
+            "error: No solution found\n  cause: Because vllm was not found in the cache\n\n"
+            "hint: Packages were unavailable because the network was disabled."
+        )
     name, _, version = (
         sys.stdin.read().strip().replace("<", "==").replace(">", "==").partition("==")
     )

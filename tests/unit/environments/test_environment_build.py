@@ -20,6 +20,7 @@ from mmrepro.base.machine import files
 from mmrepro.base.machine.files import environments_root
 from mmrepro.engines.environments import loading, recipe, releases, store
 from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.source import release_tree
 from mmrepro.engines.environments.spec import vllm_spec
 from mmrepro.engines.environments.store import prune
 
@@ -122,15 +123,34 @@ def test_a_failed_build_leaves_nothing(
     assert left_over() == []
 
 
-def test_no_interpreter_is_fetched_to_say_that_there_is_no_such_release(
+def test_that_there_is_no_such_release_is_asked_once_of_each_project(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_UV_MODE", "no-such-release")
     with pytest.raises(UnknownRelease):
         ensure(SPEC)
+    assert [line for line in calls(fake_uv, "pip compile") if " --python 3." in line] == []
+
+
+def test_no_interpreter_is_fetched_to_read_a_releases_text(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", "no-wheel")
+    with pytest.raises(UnknownRelease):
+        release_tree(SPEC, tmp_path)
     others = [line for line in calls(fake_uv, "pip compile") if " --python 3." in line]
     assert len(others) == len([one for one in releases.pythons(SPEC) if "/" not in one]) > 0
     assert all("--no-python-downloads" in line for line in others)
+
+
+def test_without_a_network_nothing_is_said_of_the_index(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", "cache-only")
+    with pytest.raises(EnvironmentBuildError, match="could not be reached"):
+        ensure(SPEC)
+    with pytest.raises(EnvironmentBuildError, match="could not be reached"):
+        release_tree(SPEC, tmp_path)
 
 
 def test_another_python_is_tried_where_a_requirement_cannot_be_built(
