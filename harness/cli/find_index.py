@@ -23,7 +23,7 @@ from mmrepro.probes.log_lines import texts_of
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import PROJECTS, UpstreamState
 from mmrepro.scenario.registry import load_scenario, scenario_names
-from mmrepro.tools.catalogue.find import INDEX, Entry, Pattern
+from mmrepro.tools.catalogue.find import ECHO, INDEX, Entry, Pattern
 
 FOUND = Path(__file__).parents[2] / "docs" / "found"
 """Where fuzzing's findings lie in the repository; they are not in the wheel, the index is."""
@@ -32,6 +32,7 @@ MAX_WORDS = 6000
 
 ORDINARY = (
     "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
     "[2026-01-01 00:00:00] Scheduler hit an exception: Traceback (most recent call last):",
     "ValueError: something", "AssertionError", "SyntaxError: invalid syntax", "RuntimeError: x",
     "minivllm cannot start: x", "the image runner is made as the engine starts",
@@ -300,12 +301,12 @@ def _issues(label: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _logged(report: str) -> Iterator[Pattern]:
-    """Its exceptions, numbers and digests as any."""
+    """Its exceptions, numbers and digests as any; no echoes, which follow any other failure too."""
     section = report.partition("\n## The log\n")[2].partition("\n## ")[0]
     seen = set()
     for line in section.splitlines():
-        match = _EXCEPTION.match(line.strip())
-        if match is None or not match["message"] or len(match["message"]) < MIN_TEXT:
+        match = _EXCEPTION.match(line.partition("[redacted:")[0].strip())
+        if match is None or ECHO.search(line) or len(match["message"] or "") < MIN_TEXT:
             continue
         expression = re.escape(f"{match['kind']}: {match['message']}").replace(r"\ ", " ")
         expression = re.sub(r"'(?:[0-9a-f]{16,}|id\\-\w+)'", "'[^']+'", expression)

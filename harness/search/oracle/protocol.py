@@ -15,9 +15,11 @@ from mmrepro.engines.base import has_option
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.search.oracle import promises
+from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
 from mmrepro.search.oracle.near_ties import HIDDEN
+from mmrepro.search.oracle.reference import CHANGES
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
@@ -54,7 +56,7 @@ def protocol(case: Case, played: Played, engine: Engine) -> Judged:
             if kind == "no-done" and played.state is PlayState.DIED:
                 continue  # the end of the server ended it
             found.setdefault(kind, []).append((one.op.id, said))
-    for ids, kind, said in _unequal(sent):
+    for ids, kind, said in _unequal(sent, case):
         found.setdefault(kind, []).extend((id, said) for id in ids)
     sightings = []
     for kind, told in sorted(found.items()):
@@ -216,14 +218,16 @@ def _choices(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
 # ---------------------------------------------------------------------- equal requests
 
 
-def _unequal(sent: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]]:
+def _unequal(sent: Sequence[Sent], case: Case) -> Iterator[tuple[list[str], str, str]]:
     """Requests with one body whose answers contradict each other: ids, kind, sentence."""
     groups: dict[str, list[Sent]] = {}
     for one in sent:
         groups.setdefault(one.body, []).append(one)
+    changed = {adapter_of(op) for op in case.operations if op.path in CHANGES}
     for group in groups.values():
         yield from _prompt_tokens(group)
-        yield from _refused_once(group)
+        if adapter_of(group[0].op) not in changed:  # or it may be there for one of them only
+            yield from _refused_once(group)
         for done, (one, other) in enumerate(combinations(group, 2)):
             if done >= PAIRS:
                 break

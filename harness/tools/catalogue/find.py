@@ -40,11 +40,12 @@ _REFERENCE = re.compile(
     r"|(?<![\w/.-])(?:(?P<owner2>[\w.-]+)/)?(?P<name2>[A-Za-z][\w.-]*)#(?P<number2>\d+)\b"
     r"|(?P<advisory>\b(?i:CVE|PYSEC|GHSA)-[\w-]+)"
 )
-_ECHO = re.compile(
+ECHO = re.compile(
     r"EngineDeadError|[Ss]ee (?:the )?(?:stack trace|root cause|error)s? \(?above"
     r"|Internal Server Error|died unexpectedly|Engine core initialization failed"
     r"|child processes? failed"
 )
+"""Lines that follow any failure."""
 _BARE = re.compile(r"#?(\d{2,6})$")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\d{3,}")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d{3,}")
@@ -188,7 +189,7 @@ def references_in(text: str) -> list[str]:
 
 def is_echo(text: str) -> bool:
     """Whether it is an echo of a failure that was logged before."""
-    return _ECHO.search(text) is not None
+    return ECHO.search(text) is not None
 
 
 def is_reference(text: str) -> bool:

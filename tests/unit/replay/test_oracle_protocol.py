@@ -4,6 +4,7 @@ import pytest
 from made_up_plays import answer, case_of, operation, played, refused
 from mmrepro.engines import get_engine
 from mmrepro.search.oracle.protocol import protocol
+from mmrepro.traffic.case.model import Operation
 from mmrepro.traffic.case.sending import PlayState
 from mmrepro.traffic.evidence import ChoiceSeen
 
@@ -129,6 +130,16 @@ def test_equal_requests_are_all_served_or_all_refused():
     one, other = operation("r1"), operation("r2")
     assert kinds([one, other], [refused(one), refused(other, at=3.0)]) == {}
     assert kinds([one, other], [answer(one), refused(other, at=3.0)]) == {"refusal": ["r1", "r2"]}
+
+
+def test_an_adapter_that_comes_and_goes_may_serve_one_of_two_equal_requests():
+    one, other = (operation(id).model_copy(update={"model": "mine"}) for id in ("r1", "r2"))
+    answers = [answer(one), refused(other, at=3.0)]
+    assert kinds([one, other], answers) == {"refusal": ["r1", "r2"]}
+    gone = Operation(id="r3", path="/v1/unload_lora_adapter", parameters={"lora_name": "mine"})
+    assert kinds([one, other, gone], [*answers, answer(gone, 3.1)]) == {}
+    other_ones = gone.model_copy(update={"parameters": {"lora_name": "another"}})
+    assert "refusal" in kinds([one, other, other_ones], [*answers, answer(other_ones, 3.1)])
 
 
 def test_the_same_tokens_are_the_same_text():
