@@ -32,7 +32,7 @@ MAX_WORDS = 6000
 
 ORDINARY = (
     "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
-    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    "RuntimeError: Engine core initialization failed. See root cause above.",
     "[2026-01-01 00:00:00] Scheduler hit an exception: Traceback (most recent call last):",
     "ValueError: something", "AssertionError", "SyntaxError: invalid syntax", "RuntimeError: x",
     "minivllm cannot start: x", "the image runner is made as the engine starts",
