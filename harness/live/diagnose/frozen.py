@@ -309,7 +309,8 @@ def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool)
         return _starved(view, why, role)
     if spinning is not None:
         why = [*why, spinning.why]
-    if view.progress is None and view.front_answers is not False:
+    # A front that answers nothing tells of its engine only where it is known to be one's.
+    if view.progress is None and (view.front_answers is not False or not view.facts.engine):
         return Assessment(
             state=ServerState.UNKNOWN,
             sentence="A small request got no answer; whether it works on others meanwhile could "

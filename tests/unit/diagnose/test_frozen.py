@@ -302,6 +302,8 @@ def test_without_stacks_and_counters_nothing_is_known_but_of_a_silent_front() ->
     ]
     assert engine().state is ServerState.UNKNOWN
     assert engine(http(None, None)).state is ServerState.FROZEN
+    nobodys = engine(http(None, None), engine="", core_role="", states="S")
+    assert (nobodys.state, nobodys.sentence) == (ServerState.UNKNOWN, unknown.sentence)
     remote = engine(GREEN, *still(running=1), root_pid=None, processes=[])
     assert (remote.state, remote.process) == (ServerState.FROZEN, "")
     assert engine(GREEN, root_pid=None, processes=[]).process == ""
