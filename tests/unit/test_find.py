@@ -16,6 +16,7 @@ from mmrepro.cli.find import known
 from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.scenario.registry import scenario_names
 from mmrepro.tools.catalogue.find import (
+    ECHO,
     INDEX,
     Entry,
     Matched,
@@ -68,6 +69,13 @@ def test_each_scenario_says_what_helps():
 @pytest.mark.parametrize("line", index.ORDINARY)
 def test_what_servers_print_anyway_is_no_failure(line):
     assert [f.entry.name for f in find(line) if f.sure == "this" and f.entry.kind != "class"] == []
+
+
+def test_an_echo_in_a_findings_log_names_no_failure():
+    reports = [report.read_text() for report in index.FOUND.glob("*/report.md")]
+    echoes = {line for text in reports for line in text.splitlines() if ECHO.search(line)}
+    assert any("initialization failed" in line for line in echoes)
+    assert {line: sure(line) for line in echoes if sure(line)} == {}
 
 
 # ------------------------------------------------------------------ issues

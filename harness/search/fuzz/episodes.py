@@ -87,7 +87,7 @@ class Episodes:
         interesting: cases that showed something new, by their episode's number, oldest first.
         less: by how much switches are less likely than usual.
         apart: groups of switches with all of which no server starts.
-        untried: once there are such: switches that no server had which started.
+        untried: once there are such groups, the switches without a server that started.
         modern: each episode's server has some of the engine's features besides.
     """
 
@@ -271,8 +271,8 @@ def with_features(case: Case, on: Collection[Switch]) -> Case:
 
 
 def features_left(server: ServerWanted, plain: ServerWanted, on: Iterable[str]) -> set[Switch]:
-    """Of the switches ``on``, those of which a server still has something that the plain one has
-    not."""
+    """Those of the switches ``on`` of which ``server`` has an option, or the model, and ``plain``
+    has not."""
     args = {*server.args} - {*plain.args}
     model = server.model if server.model != plain.model else ""
     there = {Switch(one): feature(server.engine, one) for one in on if one in SERVERS}

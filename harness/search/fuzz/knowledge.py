@@ -338,8 +338,8 @@ class Knowledge:
         self._keep_apart()
 
     def _keep_apart(self) -> None:
-        """Of a start that failed as another one had, a switch with which some server started is
-        not to blame by itself."""
+        """What is left out from now on. Where a known failure to start comes again, only switches
+        that never started are to blame, if there is one."""
         groups = {*self._unfit_for_certain, *(its - self.started or its for its in self._unfit)}
         groups -= {frozenset()}
         apart = [one for one in groups if not any(other < one for other in groups)]

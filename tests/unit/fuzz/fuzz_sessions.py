@@ -18,9 +18,12 @@ Answers = Callable[[Case], dict[str, str]]
 VLLM = ServerWanted(engine="vllm", release="0.23.0")
 
 
-def server(engine: str = "vllm", profile: Profile = Profile.PRESSURE) -> ServerWanted:
-    model = "qwen3" if engine == "minivllm" else "text" if engine == "lmdeploy" else "qwen2-vl"
-    wanted = ServerWanted(engine=engine, release="0.1", model=model)
+def server(
+    engine: str = "vllm", profile: Profile = Profile.PRESSURE, release: str = "0.1"
+) -> ServerWanted:
+    usual = "qwen3-text" if profile is Profile.MODERN else "qwen2-vl"
+    model = {"minivllm": "qwen3", "lmdeploy": "text"}.get(engine, usual)
+    wanted = ServerWanted(engine=engine, release=release, model=model)
     return under(profile, wanted, length_told=False)
 
 

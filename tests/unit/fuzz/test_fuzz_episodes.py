@@ -35,7 +35,6 @@ from mmrepro.traffic.case.model import (
     Noise,
     Operation,
     Relayout,
-    ServerWanted,
     Tiles,
 )
 
@@ -260,12 +259,10 @@ def test_ids_begin_as_others_do() -> None:
     assert pairs > 5
 
 
-def wanted_modern(engine: str, release: str) -> ServerWanted:
-    wanted = ServerWanted(engine=engine, release=release, model="qwen3-text")
-    return under(Profile.MODERN, wanted, length_told=False)
-
-
-MODERN = {"vllm": wanted_modern("vllm", "0.32.0"), "sglang": wanted_modern("sglang", "0.5.23")}
+MODERN = {
+    engine: server(engine, Profile.MODERN, release)
+    for engine, release in {"vllm": "0.32.0", "sglang": "0.5.23"}.items()
+}
 WANTED_MODERN = MODERN["vllm"]
 
 

@@ -27,13 +27,13 @@ from mmrepro.engines.features import feature
 from mmrepro.failure.documents import INCIDENT_FILE, EngineFacts
 from mmrepro.failure.documents.replay import EPISODES_FILE
 from mmrepro.search.fuzz import knowledge
-from mmrepro.search.fuzz.options import Profile, dialect_of, under
+from mmrepro.search.fuzz.options import Profile, dialect_of
 from mmrepro.search.fuzz.steering import Switch
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.oracle.near_ties import Answer
 from mmrepro.search.replay.store import STUCK, Named, note_server
 from mmrepro.traffic.case.files import read_case
-from mmrepro.traffic.case.model import Case, ServerWanted
+from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
 from simple_incident import incident
 
@@ -159,11 +159,6 @@ def test_a_server_that_does_not_start_is_a_finding_and_the_end(
 def test_what_the_server_does_not_start_with_is_left_out_and_the_session_goes_on(
     tmp_path: Path, clock: Clock, wrong: list[set[Switch]]
 ) -> None:
-    wanted = under(
-        Profile.MODERN,
-        ServerWanted(engine="vllm", release="0.24.0", model="qwen3-text"),
-        length_told=False,
-    )
     only = {one: {*feature("vllm", one).args} for one in dialect_of("vllm").features}
     usual = Counter(word for words in only.values() for word in words)
     needed = [{min(w for w in only[one] if usual[w] == 1) for one in group} for group in wrong]
@@ -174,7 +169,7 @@ def test_what_the_server_does_not_start_with_is_left_out_and_the_session_goes_on
     session, _ = fuzzing(
         tmp_path,
         FakePlayer(lambda case: well(case) if starts(case.server.args) else {NO_START: ""}, clock),
-        server=wanted,
+        server=server(profile=Profile.MODERN),
         profile=Profile.MODERN,
         budget_s=2400.0,
     )
