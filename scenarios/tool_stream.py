@@ -97,7 +97,7 @@ class ToolArgumentsDropped(Scenario):
     name, release, affected = "tool-arguments-dropped", "0.33.0", ">=0.25.0"
     # Run: 0.33.0, the newest there is, and 0.25.0.
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.HIGH
-    needs = ("--tool-call-parser", "tools")
+    needs = ("--tool-call-parser=xlam and a stream and tools",)
     upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-26")
     references = (REPORT,)
     server = "--max-num-seqs 8 --enable-auto-tool-choice --tool-call-parser xlam"

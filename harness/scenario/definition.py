@@ -100,8 +100,9 @@ class Scenario(ABC):
     severity: ClassVar[Severity | None] = None
     needs: ClassVar[tuple[str, ...]] = ()
     """What traffic or server must have for it to happen, one of these; (): nothing that can be told
-    from outside. ``images``, ``a grammar``, ``a client that leaves``, an option of the server
-    (``--name``), or a field of a request's body."""
+    from outside. ``images``, ``a grammar``, ``a stream``, ``a client that leaves``, an option of
+    the server (``--name`` or ``--name=value``), a field of a request's body, or several, with
+    `` and `` between them."""
     upstream: ClassVar[Upstream] = NOT_LOOKED_UP
     """What the engine's project says of it, as it was looked up."""
     model: ClassVar[TinyModel] = TinyQwen2VL()

@@ -30,6 +30,9 @@ LEAST_SEEN = 50
 """Readings of the odds that a percentile wants."""
 CEILING = 2.0
 """Nats. Where that much is noise (odds moved sevenfold), answers are not worth comparing."""
+FORBIDDEN = -1000.0
+"""A logprob below it is no number that was computed: softmax ends at -104 in float32. A mask stood
+there (a grammar, ``min_tokens``), which vLLM writes as -9999 and SGLang as -inf."""
 HIDDEN = ("", "\ufffd")
 """Bytes of a character that is not whole: other tokens are spelled the same."""
 WINDOW = 4
@@ -57,8 +60,18 @@ class Token:
 
     def like(self, other: Token) -> bool:
         """The same token, as far as it can be told."""
-        told = self.id is not None and other.id is not None
-        return self.id == other.id if told else self.text == other.text
+        if self.id is not None and other.id is not None:
+            return self.id == other.id
+        return self.text == other.text or self.spelled_out(other) or other.spelled_out(self)
+
+    def spelled_out(self, other: Token) -> bool:
+        """Whether its text is the bytes of ``other``, a character each: where other servers write
+        U+FFFD, SGLang does so from 0.5.23 on (``_lossless_token_text`` in its openai/utils.py)."""
+        try:
+            whole = self.text.encode("latin-1").decode("utf-8", "replace")
+        except UnicodeEncodeError:
+            return False
+        return "\ufffd" in other.text and whole == other.text
 
     @property
     def others(self) -> list[tuple[str, float]]:
@@ -80,6 +93,11 @@ class Token:
         """By how much ``other`` was likelier, as far as that is told; 0: it was not."""
         told = [logprob for text, logprob in self.others if text == other.text]
         return max(0.0, told[0] - self.logprob) if len(told) == 1 and not other.hidden else 0.0
+
+    def forbids(self, other: Token) -> bool:
+        """Whether a mask left no room for ``other`` in its place, as far as that is told."""
+        odds = self.odds(other)
+        return self.logprob > FORBIDDEN and odds is not None and self.logprob - odds < FORBIDDEN
 
     @property
     def lead(self) -> float | None:
@@ -243,9 +261,14 @@ def _judged(
     if masked and a is not None and b is not None:
         moved = max(filter(None, (moved, a.passed_over(b), b.passed_over(a))), default=moved)
     said = f"token {place + 1}: {_named(a)} against {_named(b)}"
+    said += _spelled(one, other, (a, b))
     if moved is None:
         return Compared(Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs")
-    said += f"; the odds moved by {moved:.3f} nats, noise is below {bound:.3f}"
+    if a is not None and b is not None and b.forbids(a) != a.forbids(b):
+        refused = _named(a if b.forbids(a) else b)
+        said += f"; a mask, such as a grammar's, forbids {refused} in the other answer"
+    else:
+        said += f"; the odds moved by {moved:.3f} nats, noise is below {bound:.3f}"
     verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
     return Compared(verdict, place, moved, said)
 
@@ -279,10 +302,7 @@ def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
 
 def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:
     """Texts that part, of which at most one comes with tokens that tell where."""
-    pairs = zip(one.text, other.text, strict=False)
-    alike = next(
-        (at for at, (a, b) in enumerate(pairs) if a != b), min(len(one.text), len(other.text))
-    )
+    alike = _alike(one, other)
     said = f"after {alike} characters: {_cut(one.text, alike)} against {_cut(other.text, alike)}"
     told = other if other.tokens else one
     leads = list(_leads(told, alike))
@@ -294,6 +314,13 @@ def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:
     if exact:
         return Compared(Verdict.DIFFERS, alike, None, said)
     return Compared(Verdict.NOT_COMPARABLE, alike, None, f"{said}, without logprobs")
+
+
+def _alike(one: Answer, other: Answer) -> int:
+    """Characters before the first difference."""
+    pairs = zip(one.text, other.text, strict=False)
+    ends = min(len(one.text), len(other.text))
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), ends)
 
 
 def _leads(answer: Answer, alike: int) -> Iterator[float]:
@@ -318,12 +345,25 @@ def _unique(top: Sequence[tuple[str, float]]) -> dict[str, float]:
     return {t: logprob for t, logprob in top if texts.count(t) == 1 and t not in HIDDEN}
 
 
+def _spelled(one: Answer, other: Answer, tokens: tuple[Token | None, Token | None]) -> str:
+    """Where the tokens that part are known by their numbers: what the texts say from there on."""
+    at = _alike(one, other)
+    if not any(map(_by_number, tokens)) or at == max(len(one.text), len(other.text)):
+        return ""
+    return f" ({_cut(one.text, at, 8)} against {_cut(other.text, at, 8)})"
+
+
+def _by_number(token: Token | None) -> bool:
+    if token is None or token.id is None:
+        return False
+    return token.text in HIDDEN or token.text == f"token_id:{token.id}"
+
+
 def _named(token: Token | None) -> str:
     if token is None:
         return "the end"
-    by_number = token.text in HIDDEN or token.text == f"token_id:{token.id}"
-    return f"token number {token.id}" if by_number and token.id is not None else repr(token.text)
+    return f"token number {token.id}" if _by_number(token) else repr(token.text)
 
 
-def _cut(text: str, at: int) -> str:
-    return repr(text[at : at + 24]) if at < len(text) else "the end"
+def _cut(text: str, at: int, most: int = 24) -> str:
+    return repr(text[at : at + most]) if at < len(text) else "the end"

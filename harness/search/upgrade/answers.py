@@ -3,7 +3,7 @@
 Two releases compute in other orders, so that a near-tie may turn round: how far the odds of two
 tokens moved where the answers part, beside how far they moved where they agree, tells the one from
 the other (``oracle.near_ties``). A request to which a side itself gives several answers is not
-compared.
+compared; where the answers of one side alone stopped repeating, that is a difference by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
+from mmrepro.history.states import fisher
 from mmrepro.search.oracle import near_ties
 from mmrepro.search.oracle.comparison import SHAPING
 from mmrepro.search.oracle.loud import GRAMMARS
@@ -25,6 +26,10 @@ from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 
 SHOWN = 3
+REPEATS_P, REPEATS_SHARE = 0.001, 0.25
+"""That one side repeats its answers and the other does not: the most that chance may have of it,
+and the share of the requests that must make the difference. A batch of another shape rounds
+otherwise, which turns a few round in a run."""
 FORMS = ("tools", "structured", "streamed", "whole")
 """Kinds of requests that are compared apart: an answer is of the first one that fits."""
 
@@ -51,8 +56,10 @@ def compare(old: Sequence[SideRun], new: Sequence[SideRun], *, case: Case) -> li
     old, new = ([run for run in runs if run.played and run.started] for runs in (old, new))
     if not old or not new:
         return []
-    told = list(_Comparison(case, old, new).told())
+    comparison = _Comparison(case, old, new)
+    told = list(comparison.told())
     found = [one for form in FORMS for one in _stated(form, [t for t in told if t.form == form])]
+    found += [*comparison.repeating(), *comparison.spelling()]
     apart = Counter(one.why for one in told if one.verdict is None)
     for why, count in apart.items():
         ids = [one.op.id for one in told if one.verdict is None and one.why == why]
@@ -92,22 +99,70 @@ class _Comparison:
                 continue
             yield self._compared(op, form, sampled)
 
+    def repeating(self) -> Iterator[Difference]:
+        """A statement where one side repeats its answers and the other does not."""
+        for words, wanted in _REPEATED.items():
+            ops = [op for op in map(opened, self.case.operations) if wanted(op)]
+            ops = [op for op in ops if not self._unanswered(op) and self._runs(op) > 1]
+            alike = [self._alike(op) for op in ops]
+            unlike = [sum(not side[place] for side in alike) for place in (0, 1)]
+            total = len(ops)
+            chance = fisher(*((count, total - count) for count in unlike)) if total else 1.0
+            if chance >= REPEATS_P or abs(unlike[0] - unlike[1]) < REPEATS_SHARE * total:
+                continue
+            worse = unlike[1] > unlike[0]
+            said = f"OLD answers {unlike[0]} of {total} {words} otherwise each time, "
+            said += f"NEW {unlike[1]}."
+            ids = [op.id for op, side in zip(ops, alike, strict=True) if side[0] != side[1]]
+            yield _difference(f"{words}, repeated", Outcome.DIFFERENCE, said, ids, matters=worse)
+
+    def spelling(self) -> Iterator[Difference]:
+        """A statement where the same tokens are spelled otherwise."""
+        ids, shown = [], ""
+        for op in map(opened, self.case.operations):
+            pairs = (
+                pair
+                for a, b in self._pairs(op)
+                for pair in zip(a.tokens, b.tokens, strict=False)
+                if pair[0].spelled_out(pair[1]) or pair[1].spelled_out(pair[0])
+            )
+            if (pair := next(pairs, None)) is not None:
+                ids.append(op.id)
+                shown = shown or f"{op.id}: {pair[0].text!r} → {pair[1].text!r}"
+        if ids:
+            said = f"Of {len(ids)} answers the tokens are the same, parts of characters among "
+            said += f"them are spelled otherwise ({shown})."
+            yield _difference("tokens of logprobs", Outcome.DIFFERENCE, said, ids)
+
     def _apart(self, op: Operation, sampled: bool) -> str:
         """Why a request is not compared; "": it is."""
-        sides = [side[op.id] for side in self.records]
-        if any(record is None or record.left for side in sides for record in side):
-            return "not answered by all runs, or left by the client"
-        if not all(r is not None and r.answered and r.choices for side in sides for r in side):
-            return "no completion on one of the sides"
-        if sampled and min(map(len, sides)) < 2:
+        if why := self._unanswered(op):
+            return why
+        if sampled and self._runs(op) < 2:
             return "sampled, and run once"
         if self.bound is None:
             return "the odds of all tokens moved more than an answer can bear"
-        for name, side in zip(("OLD", "NEW"), sides, strict=True):
-            first, *others = [self._answers(record) for record in side if record is not None]
-            if any(not self._agree(first, other, op) for other in others):
-                return f"{name} answers it otherwise each time"
-        return ""
+        names = zip(("OLD", "NEW"), self._alike(op), strict=True)
+        return next((f"{name} answers it otherwise each time" for name, a in names if not a), "")
+
+    def _unanswered(self, op: Operation) -> str:
+        sides = [side[op.id] for side in self.records]
+        if any(record is None or record.left for side in sides for record in side):
+            return "not answered by all runs, or left by the client"
+        without = [
+            name
+            for name, side in zip(("OLD", "NEW"), sides, strict=True)
+            if not all(r is not None and r.answered and r.choices for r in side)
+        ]
+        return f"no completion by {' and '.join(without)}" if without else ""
+
+    def _runs(self, op: Operation) -> int:
+        return min(len(side[op.id]) for side in self.records)
+
+    def _alike(self, op: Operation) -> list[bool]:
+        """Of each side, whether all its runs gave the same answer."""
+        sides = [[self._answers(r) for r in side[op.id] if r is not None] for side in self.records]
+        return [all(self._agree(first, other, op) for other in others) for first, *others in sides]
 
     def _agree(self, one: Sequence[Answer], other: Sequence[Answer], op: Operation) -> bool:
         """Whether two runs of one side gave the same answer."""
@@ -153,6 +208,12 @@ class _Comparison:
         return told
 
 
+_REPEATED = {
+    "greedy requests": greedy,
+    "requests with a seed": lambda op: not greedy(op) and op.parameters.get("seed") is not None,
+}
+
+
 def _parsed(a: ChoiceSeen, b: ChoiceSeen) -> str:
     """What parsers made of two answers otherwise; "": nothing. The reason to end is protocol's."""
     return unlike(a, b.model_copy(update={"finish_reason": a.finish_reason}))
@@ -185,9 +246,11 @@ def _stated(form: str, told: Sequence[_Told]) -> Iterator[Difference]:
     words, total = _WORDS[form], len(compared)
     differ = [one for one in compared if one.verdict is Verdict.DIFFERS]
     greedy_ones = [one for one in differ if not one.sampled]
-    sampled = [one for one in differ if one.sampled]
+    # Another answer that each side repeats: by a near tie or by another stream of random numbers.
+    others = (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
+    sampled = [one for one in compared if one.sampled and one.verdict in others]
     ties = [one for one in compared if one.verdict is Verdict.NEAR_TIE]
-    untold = [one for one in compared if one.verdict is Verdict.NOT_COMPARABLE]
+    untold = [one for one in compared if one.verdict is Verdict.NOT_COMPARABLE and not one.sampled]
     if greedy_ones:
         said = f"{len(greedy_ones)} of {total} {words} differ, NEW against OLD: "
         said += f"{_some(greedy_ones)}."
@@ -207,7 +270,7 @@ def _stated(form: str, told: Sequence[_Told]) -> Iterator[Difference]:
             f"{said}tie: {_some(untold)}.",
             _ids(untold),
         )
-    same = total - len(differ) - len(ties) - len(untold)
+    same = total - len(greedy_ones) - len(sampled) - len(ties) - len(untold)
     if same == total:
         yield _difference(words, Outcome.NONE, f"{total} {words} are the same.", [])
 

@@ -20,7 +20,7 @@ from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import Case, Operation, ServerWanted
 from packaging.version import InvalidVersion, Version
 
-IMAGES, GRAMMAR, LEAVES = "images", "a grammar", "a client that leaves"
+IMAGES, GRAMMAR, LEAVES, STREAM = "images", "a grammar", "a client that leaves", "a stream"
 """Words of ``Scenario.needs``."""
 
 
@@ -105,6 +105,11 @@ def _could_meet(scenario: Scenario, server: ServerWanted, ops: Sequence[Operatio
 
 
 def _met(need: str, server: ServerWanted, ops: Sequence[Operation]) -> bool:
+    """Whether all that ``need`` names is there, whatever one request has of it."""
+    if " and " in need:
+        return all(_met(one, server, ops) for one in need.split(" and "))
+    if need == STREAM:
+        return any(op.stream for op in ops)
     if need == IMAGES:
         return any(op.images for op in ops)
     if need == GRAMMAR:
@@ -112,7 +117,9 @@ def _met(need: str, server: ServerWanted, ops: Sequence[Operation]) -> bool:
     if need == LEAVES:
         return any(op.leave for op in ops)
     if need.startswith("-"):
-        return any(arg.partition("=")[0] == need for arg in server.args)
+        words = " ".join(server.args).replace("=", " ").split()
+        wanted = need.split("=")
+        return any(words[at : at + len(wanted)] == wanted for at in range(len(words)))
     return any(op.parameters.get(need) is not None for op in ops)
 
 

@@ -184,6 +184,26 @@ def test_numbers_tell_tokens_apart_that_are_spelled_alike() -> None:
     assert near_ties.compare(half(200, -1.1), half(200, -1.1), BOUND).verdict is Verdict.SAME
 
 
+@pytest.mark.parametrize("forbidden", [-9999.0, float("-inf")])
+def test_a_token_that_a_grammar_forbids_is_told_as_such(forbidden: float) -> None:
+    """Of vLLM 0.24.0 and 0.32.0: xgrammar 0.2.8 lets a carriage return stand between values."""
+
+    def spelled(text: str, first: int, odds: dict[int, float]) -> Answer:
+        top = tuple((f"token_id:{number}", value) for number, value in odds.items())
+        return Answer(f"{{\n{text}", (Token(f"token_id:{first}", odds[first], top, first),))
+
+    old = spelled("\t\n", 197, {197: -0.42, 220: -1.33, 1: forbidden})
+    new = spelled("\r\t", 201, {201: -0.88, 197: -0.96, 220: -1.87})
+    for one, other in ((new, old), (old, new)):
+        compared = near_ties.compare(one, other, BOUND)
+        assert compared.verdict is Verdict.DIFFERS
+        assert compared.said.endswith("forbids token number 201 in the other answer")
+    said = "token number 197 against token number 201 ('\\t\\n' against '\\r\\t'); a mask"
+    assert said in compared.said
+    allowed = spelled("\t\n", 197, {197: -0.42, 220: -1.33, 1: -30.0})
+    assert "the odds moved by" in near_ties.compare(new, allowed, BOUND).said
+
+
 def test_the_bound_follows_from_the_noise_that_is_seen() -> None:
     assert near_ties.bound_of([]) == near_ties.FLOOR_ROUNDED
     assert near_ties.bound_of([], exact=True) == near_ties.FLOOR_EXACT

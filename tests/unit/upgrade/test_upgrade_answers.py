@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from made_up_answers import play, prompt_of
@@ -110,6 +111,60 @@ def test_a_sampled_answer_is_compared_only_if_it_is_repeated() -> None:
     twice = compared(*sides(case, times=2, swapped="r1"), case=case)
     assert twice["answers, sampled"].outcome is Outcome.DIFFERENCE
     assert not twice["answers, sampled"].matters
+
+
+def test_answers_that_one_side_alone_repeats_are_named() -> None:
+    """Of vLLM 0.24.0 and 0.32.0 on the CPU: the older one draws a batch without its seeds where
+    one request of it has none."""
+    case = case_of([operation(f"r{i}", f"{i}", temperature=1.0, seed=i) for i in range(25)])
+    old, new = sides(case, noise=0.0)
+    for run, back in ((old, False), (new, True)):
+        kept = run[1].played
+        ids = {f"r{i}": f"another text {i}" for i in range(24)}
+        run[1].played = play(case, noise=0.0, answers=ids)
+        named = compared(old, new, case=case)["requests with a seed, repeated"]
+        assert (named.outcome, named.matters) == (Outcome.DIFFERENCE, back)
+        assert set(named.evidence) == set(ids)
+        few = {f"r{i}": f"another text {i}" for i in range(4)}
+        run[1].played = play(case, noise=0.0, answers=few)
+        assert "requests with a seed, repeated" not in compared(old, new, case=case)
+        run[1].played = kept
+
+
+def test_a_seed_draws_others_from_another_stream_of_random_numbers() -> None:
+    case = case_of([operation("r1", "x", temperature=1.0, seed=3)])
+    old, new = sides(case, noise=0.0, swapped="r1")
+    for run in (*old, *new):
+        without_logprobs(case.operations[0], run.played.evidence.requests[-1])
+    found = compared(old, new, case=case)
+    assert found["answers, sampled"].outcome is Outcome.DIFFERENCE
+    assert all(one.outcome is not Outcome.UNTOLD for one in found.values())
+
+
+def test_bytes_that_are_spelled_out_are_the_same_tokens() -> None:
+    """Of SGLang 0.5.17 and 0.5.23: a byte that is no character by itself is U+FFFD, or as latin-1
+    has it."""
+
+    def spelled(first: str) -> Callable[[Operation, RequestRecord], RequestRecord]:
+        def change(op: Operation, record: RequestRecord) -> RequestRecord:
+            choice = record.choices[0]
+            choice.tokens[0] = first
+            choice.text = "\ufffd" + "".join(choice.tokens[1:])
+            return record
+
+        return change
+
+    older = sides(noise=0.0, change=spelled("\ufffd"))[1]
+    newer = sides(noise=0.0, change=spelled("\xf6"))[1]
+    older = [run.model_copy(update={"side": "old"}) for run in older]
+    found = compared(older, newer)
+    assert found["tokens of logprobs"].outcome is Outcome.DIFFERENCE
+    assert not found["tokens of logprobs"].matters
+    assert "'\ufffd' → 'ö'" in found["tokens of logprobs"].statement
+    assert found["answers"].outcome is Outcome.NONE
+    assert not any(one.matters for one in found.values())
+    other = compared(older, sides(noise=0.0, change=spelled("\xf6"), swapped="r7")[1])
+    assert other["answers, near ties"].evidence == ["r7"]  # what it began with may be another byte
 
 
 def without_logprobs(op: Operation, record: RequestRecord) -> RequestRecord:

@@ -115,6 +115,18 @@ def test_a_failure_that_new_has_matters_if_the_traffic_can_meet_it() -> None:
     assert not any(one.matters for one in plain.values())
 
 
+def test_what_a_failure_needs_together_must_be_there_together() -> None:
+    """A streamed call of a tool is lost by one parser: not where there is none, or another one."""
+    name, parser = "tool-arguments-dropped", "--tool-call-parser"
+    for stream in (False, True):
+        case = case_of([operation("r1", "x", stream=stream, tools=[{"type": "function"}])])
+        for args in ((), (parser, "hermes"), (parser, "xlam"), (f"{parser}=xlam",)):
+            found = known("vllm", "0.24.0", "0.32.0", case, *args)
+            could = stream and "xlam" in "".join(args)
+            assert (name in found) is could
+            assert not could or found[name].matters
+
+
 def test_an_option_that_keeps_a_failure_away() -> None:
     found = known("vllm", "0.24.0", "0.23.0", PICTURES, "--mm-processor-cache-gb", "0")
     assert "ghost-key-eviction" not in found
