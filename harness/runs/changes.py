@@ -3,9 +3,9 @@ once, for several metrics at a time.
 
 A block is a fresh server of each side, measured in turn: what drifts falls on both, and what
 differs from one start to the next (addresses, caches, clocks) is between blocks, where the interval
-accounts for it. The change of a block is the logarithm of new over old, of medians over the same
-requests. The interval is Student's t over blocks. Its error is spent in equal parts over a fixed
-number of looks and, by weight, over all metrics (Bonferroni): all intervals of a comparison hold
+accounts for it. The change of a block is the logarithm of new over old, over the same requests. The
+interval is Student's t over blocks. Its error is spent over a fixed number of looks, half of it on
+the last one, and, by weight, over all metrics (Bonferroni): all intervals of a comparison hold
 together, whenever it stops.
 """
 
@@ -24,6 +24,9 @@ from mmrepro.failure.documents.upgrade import Area, Block, Difference, Outcome
 CONFIDENCE = 0.99
 LOOKS: Final = (6, 8, 11, 15, 21, 30, 42)
 """Blocks after which it is decided whether to go on."""
+LAST_SHARE = 0.5
+"""Of the error, for the look where the time or the blocks are over: what decides is settled there
+where a machine is none too quiet. The other looks share the rest."""
 FEWEST = 3
 """Blocks without which no interval is given."""
 DECIDING_SHARE = 0.8
@@ -245,13 +248,16 @@ def changes(
     confidence: float = CONFIDENCE,
     *,
     only: str = "",
+    last: bool = False,
 ) -> list[Change]:
     """Of each metric that enough blocks measured, in the order of :data:`METRICS`, or of one; the
-    intervals hold together with ``confidence``, at every look."""
+    intervals hold together with ``confidence``, at every look. ``last``: nothing of what was seen
+    before ended it; else it is one of :data:`LOOKS`."""
     names = [only] if only else METRICS
     found = {name: [b for b in blocks if name in b.changes] for name in names}
     seen = [METRICS[name] for name, some in found.items() if len(some) >= FEWEST]
-    return [_change(one, found[one.name], worse[one.name], seen, confidence) for one in seen]
+    error = (1 - confidence) * (LAST_SHARE if last else (1 - LAST_SHARE) / len(LOOKS))
+    return [_change(one, found[one.name], worse[one.name], seen, error) for one in seen]
 
 
 def _change(
@@ -259,13 +265,13 @@ def _change(
     blocks: Sequence[Block],
     threshold: float,
     family: Collection[Metric],
-    confidence: float,
+    error: float,
 ) -> Change:
     kin = [one for one in family if one.decides == metric.decides]
     share = DECIDING_SHARE if metric.decides else 1 - DECIDING_SHARE
     if len(kin) == len(family):
         share = 1.0
-    error = (1 - confidence) * share / len(kin) / (len(LOOKS) + 1)  # one more where time is over
+    error *= share / len(kin)
     values = [block.changes[metric.name] for block in blocks]
     number = len(values)
     mean = math.fsum(values) / number

@@ -45,12 +45,13 @@ def blocks_of(truth: dict[str, float], noise: Noise, seed: int) -> list[Block]:
 
 
 def ended(blocks: Sequence[Block], worse: dict[str, float] | None = None) -> list[Change]:
-    """As a session looks: at each look, until it is enough."""
+    """As a session looks: at each look, until it is enough or there are no more."""
+    wanted = worse or thresholds([])
     for look in LOOKS:
-        found = changes(blocks[:look], worse or thresholds([]))
+        found = changes(blocks[:look], wanted)
         if enough(found):
-            break
-    return found
+            return found
+    return changes(blocks, wanted, last=True)
 
 
 def normal(sd: float) -> Noise:

@@ -47,7 +47,7 @@ def test_what_waits_for_another_part_waits_for_nothing() -> None:
 
 def test_at_saturation_so_many_are_under_way() -> None:
     crowds = saturated(recorded(*range(30)), 4)
-    assert [len(crowd) for crowd in crowds] == [12, 12, 6]
+    assert [len(crowd) for crowd in crowds] == [4] * 7 + [2]
     assert {tuple(op.after) for crowd in crowds for op in crowd} == {("running<=3",)}
 
 
@@ -85,6 +85,15 @@ def test_each_request_is_held_against_the_same_one() -> None:
     assert 0 < block.changes["latency"] < math.log(1.05)
     assert "kv-cache" not in block.changes
     assert len(block.spread["itl"][0]) == 21
+
+
+def test_a_part_that_the_machine_disturbed_is_left_out() -> None:
+    """Of twenty parts at saturation one took three times as long."""
+    old, new = sample(1.0), sample(1.0)
+    old.rates, new.rates = [100.0] * 20, [95.0] * 19 + [100.0 / 3]
+    block = Block(index=1, first="old")
+    note_changes(block, old, new)
+    assert block.changes["throughput"] == pytest.approx(math.log(0.95), abs=1e-5)
 
 
 def test_answers_in_other_pieces_are_compared_by_their_medians() -> None:

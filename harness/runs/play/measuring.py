@@ -44,6 +44,11 @@ IDLE_S = 0.5
 """A recording is cut where nothing was sent for so long."""
 PART_REQUESTS = 12
 """Of a part of traffic without times."""
+LEAST_AT_ONCE = 4
+"""Requests of a part at saturation. Two parts differ by as much chance however long they are, so
+that many short ones tell more."""
+TRIMMED = 0.1
+"""Of the ratios at saturation, at each end: what a moment of the machine disturbed."""
 ANSWER_S = 600.0
 WARM_UPS = 3
 """Requests before anything is measured."""
@@ -52,6 +57,8 @@ QUANTILES = 21
 SPREAD: Final = ("ttft", "itl", "tpot", "latency")
 
 Pass = Literal["recorded", "saturated"]
+SHARES: Final[dict[Pass, float]] = {"recorded": 0.4, "saturated": 0.6}
+"""Of a block's time: what decides is measured at saturation, but for TTFT."""
 
 
 class Broken(Exception):
@@ -125,10 +132,10 @@ def parts(case: Case, part_s: float) -> list[Case]:
 
 
 def saturated(case: Case, at_once: int) -> list[list[Operation]]:
-    """The same requests without times and order, ``at_once`` under way."""
+    """The same requests without times and order, ``at_once`` at a time."""
     room = [f"running<={at_once - 1}"]
     free = [op.model_copy(update={"after": room}) for op in case.operations if not op.values]
-    size = max(PART_REQUESTS, 2 * at_once)
+    size = max(LEAST_AT_ONCE, at_once)
     return [free[first : first + size] for first in range(0, len(free), size)]
 
 
@@ -282,7 +289,8 @@ class _Block:
         }
         if wanted.only in METRICS:
             del self.parts["recorded" if METRICS[wanted.only].saturated else "saturated"]
-        self.each_s = wanted.seconds / len(self.parts)
+        whole = sum(SHARES[which] for which in self.parts)
+        self.each_s = {which: wanted.seconds * SHARES[which] / whole for which in self.parts}
 
     def run(self, made: Block) -> dict[Side, Sample]:
         took, busy = time.monotonic(), _busy_s()
@@ -338,7 +346,7 @@ class _Block:
             await one.warm_up()
         done: dict[Pass, int] = {}
         for which, some in self.parts.items():
-            limit = max(first.sample.spent, second.sample.spent) + self.each_s
+            limit = max(first.sample.spent, second.sample.spent) + self.each_s[which]
             for number, part in enumerate(itertools.cycle(some)):
                 pair = (first, second) if number % 4 in (0, 3) else (second, first)
                 for one in pair:
@@ -356,7 +364,7 @@ class _Block:
         await one.warm_up()
         done: dict[Pass, int] = {}
         for which, some in self.parts.items():
-            limit = one.sample.spent + self.each_s
+            limit = one.sample.spent + self.each_s[which]
             for number, part in enumerate(itertools.cycle(some)):
                 await one.perform(which, number, part)
                 done[which] = number + 1
@@ -396,7 +404,7 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
             if not both or name + suffix not in METRICS:
                 continue
             before, after = ([pair[side] for pair in both] for side in (0, 1))
-            ratio = statistics.median(math.log(b / a) for a, b in both)
+            ratio = _ratio(both, which)  # type: ignore[arg-type]
             note(name + suffix, statistics.median(before), statistics.median(after), ratio)
             if name in SPREAD and not suffix:
                 made.spread[name] = quantiles(before), quantiles(after)
@@ -408,10 +416,24 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
             note("itl-p99", percentile(before, 0.99), percentile(after, 0.99), None)
     if old.rates and new.rates:
         both = list(zip(old.rates, new.rates, strict=False))
-        ratio = statistics.median(math.log(b / a) for a, b in both)
+        ratio = _ratio(both, "saturated")
         note("throughput", statistics.median(old.rates), statistics.median(new.rates), ratio)
     for name in old.values.keys() & new.values.keys():
         note(name, old.values[name], new.values[name], None)
+
+
+def _ratio(both: Sequence[tuple[float, float]], which: Pass) -> float:
+    """How much the second of each pair is of the first, as a logarithm.
+
+    At the recorded times the median of all: a core that slept between two requests disturbs many.
+    At saturation the mean without the ends: the requests of a part are disturbed together, so that
+    the median is that of a few parts.
+    """
+    ratios = sorted(math.log(b / a) for a, b in both)
+    if which == "recorded":
+        return statistics.median(ratios)
+    cut = int(TRIMMED * len(ratios))
+    return statistics.fmean(ratios[cut : len(ratios) - cut])
 
 
 def _values(name: str, old: Timing, new: Timing) -> list[tuple[float, float]]:

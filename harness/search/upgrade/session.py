@@ -162,6 +162,7 @@ class Upgrading(Search[Upgrade, Record]):
         self._orders: dict[tuple[str, int], Order] = {}
         self._journal: Journal | None = None
         self._of_runs: tuple[int, list[Difference]] = 0, []
+        self._enough = False
         self.works = [self.run]
         self.document = self._blank()
 
@@ -325,6 +326,7 @@ class Upgrading(Search[Upgrade, Record]):
                     return
             self._compare()
             if enough(self._changes()):
+                self._enough = True
                 return
 
     def _block(self, index: int) -> MeasureRun:
@@ -373,20 +375,19 @@ class Upgrading(Search[Upgrade, Record]):
         )
         self.write()
 
-    def _changes(self) -> list[Any]:
+    def _changes(self, *, last: bool = False) -> list[Any]:
         sound = [block for block in self.blocks if not block.error]
-        return changes(
-            sound, self.options.thresholds, self.options.confidence, only=self.options.only
-        )
+        told = self.options
+        return changes(sound, told.thresholds, told.confidence, only=told.only, last=last)
 
     # ------------------------------------------------------------------ what follows
 
-    def _compare(self) -> None:
+    def _compare(self, *, last: bool = False) -> None:
         """All differences, from what is known now."""
         made = sum(map(len, self.runs.values()))
         if self._of_runs[0] != made:
             self._of_runs = made, self.compared()
-        found = [*self._of_runs[1], *map(difference, self._changes())]
+        found = [*self._of_runs[1], *map(difference, self._changes(last=last))]
         before = {d.subject for d in self.document.matter}
         order = list(Area)
         self.document.differences = sorted(found, key=lambda d: order.index(d.area))
@@ -414,7 +415,7 @@ class Upgrading(Search[Upgrade, Record]):
     def _conclude(self) -> None:
         """What is to be said of the whole, at its end."""
         document, blocks = self.document, [b for b in self.blocks if not b.error]
-        self._compare()
+        self._compare(last=not self._enough)
         if not any(d.metric for d in document.differences) and all(
             run.started for run in document.runs
         ):
