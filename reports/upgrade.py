@@ -180,7 +180,8 @@ def _intervals(upgrade: Upgrade) -> Iterator[b.Block]:
         return
     caption = (
         "Old over new, each metric with its interval; the shaded band is what does not matter. All "
-        f"intervals hold together with {upgrade.confidence:.1%}, at whichever look it ended."
+        f"intervals hold together with {upgrade.confidence:.1%}, at whichever look it ended; that "
+        "there is no difference above some size is said of each by itself."
     )
     instead = [b.p(f"{d.subject}: {d.statement}") for d in told]
     yield b.Picture(_forest(told, upgrade.thresholds), instead, caption)

@@ -6,7 +6,9 @@ differs from one start to the next (addresses, caches, clocks) is between blocks
 accounts for it. The change of a block is the logarithm of new over old, over the same requests. The
 interval is Student's t over blocks. Its error is spent over a fixed number of looks, half of it on
 the last one, and, by weight, over all metrics (Bonferroni): all intervals of a comparison hold
-together, whenever it stops.
+together, whenever it stops, and so does each difference. That there is none above some size is two
+one-sided tests of one metric by itself (Schuirmann 1987): of several metrics all must pass, so that
+nothing is to be paid for their number (Berger 1982).
 """
 
 from __future__ import annotations
@@ -194,6 +196,8 @@ class Change:
 
     Attributes:
         blocks: that measured it.
+        low, high: hold together with those of all other metrics.
+        bound: the largest change, in either direction, that this metric by itself does not exclude.
         old, new: medians of the values.
     """
 
@@ -203,6 +207,7 @@ class Change:
     estimate: float
     low: float
     high: float
+    bound: float
     old: float
     new: float
 
@@ -214,11 +219,6 @@ class Change:
     @property
     def differs(self) -> bool:
         return self.low > 0 or self.high < 0
-
-    @property
-    def bound(self) -> float:
-        """The largest change that is not excluded, in either direction."""
-        return max(abs(self.low), abs(self.high))
 
     @property
     def outcome(self) -> Outcome:
@@ -271,12 +271,12 @@ def _change(
     share = DECIDING_SHARE if metric.decides else 1 - DECIDING_SHARE
     if len(kin) == len(family):
         share = 1.0
-    error *= share / len(kin)
     values = [block.changes[metric.name] for block in blocks]
     number = len(values)
     mean = math.fsum(values) / number
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
-    half = quantile(error / 2, number - 1) * spread / math.sqrt(number)
+    scale = spread / math.sqrt(number)
+    half = quantile(error * share / len(kin) / 2, number - 1) * scale
     return Change(
         metric,
         threshold,
@@ -284,6 +284,7 @@ def _change(
         mean,
         mean - half,
         mean + half,
+        abs(mean) + quantile(error, number - 1) * scale,
         statistics.median(block.old[metric.name] for block in blocks),
         statistics.median(block.new[metric.name] for block in blocks),
     )
@@ -319,7 +320,7 @@ def difference(change: Change) -> Difference:
         if sides[0] != sides[1]:
             said += f" ({span})"
     elif change.outcome is Outcome.NONE:
-        most = percent(max(abs(low), abs(high)))
+        most = percent(metric.relative(change.bound))
         said = f"no difference above {most} {unit}" if float(most) else "the same"
     else:
         said = (

@@ -91,7 +91,7 @@ def test_five_percent_a_token_is_found_and_two_percent_has_its_interval() -> Non
         assert not any(x.matters for x in found.values())
         for name in slightly:
             low, high = math.expm1(found[name].low), math.expm1(found[name].high)
-            assert low < 0.02 < high < (0.05 if name in SATURATED else 0.1)
+            assert low < 0.02 < high < (0.07 if name in SATURATED else 0.12)
 
 
 def test_all_intervals_hold_together_whenever_it_stops() -> None:
@@ -102,6 +102,18 @@ def test_all_intervals_hold_together_whenever_it_stops() -> None:
         sound = (math.log1p(truth.get(x.metric.name, 0.0)) for x in found)
         missed += any(not x.low <= t <= x.high for x, t in zip(found, sound, strict=True))
     assert missed <= 5
+
+
+def test_what_is_excluded_by_itself_is_so_whenever_it_stops() -> None:
+    """In 1 of 100 the truth may lie above; without a margin it would in every other one."""
+    truth = {"itl-saturated": 0.035, "ttft": 0.08, "latency-saturated": 0.04}
+    above = bare = 0
+    for seed in range(100):
+        found = {x.metric.name: x for x in ended(blocks_of(truth, normal(0.02), seed))}
+        above += sum(found[name].bound < math.log1p(true) for name, true in truth.items())
+        bare += sum(abs(found[name].estimate) < math.log1p(true) for name, true in truth.items())
+    assert above <= 9
+    assert bare > 90
 
 
 def test_a_machine_too_noisy_is_said() -> None:
@@ -132,7 +144,8 @@ def change(name: str, low: float, high: float, old: float = 1.0, new: float = 1.
     """Of relative ends."""
     metric = METRICS[name]
     ends = (low, high) if metric.points else (math.log1p(low), math.log1p(high))
-    return Change(metric, metric.threshold, 9, sum(ends) / 2, *ends, old, new)
+    bound = max(map(abs, ends))
+    return Change(metric, metric.threshold, 9, sum(ends) / 2, *ends, bound, old, new)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ RUNS_DIR, BLOCKS_DIR = "runs", "blocks"
 TOGETHER_BYTES = 6 << 30
 """Memory that is free where two servers live at once: each takes 1.5 GiB with a tiny model."""
 HELP_S = 180.0
-LEAST_S, MOST_S = 4.0, 60.0
+LEAST_S, MOST_S = 6.0, 60.0
 """Seconds of traffic of a block on each side, at least and at most; between them, as long as two
 starts take. A machine is slower for a second now and then: a block has more parts than that."""
 PARTS_S, ANSWERS = (0.2, 30.0), 5.0
