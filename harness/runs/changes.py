@@ -24,6 +24,9 @@ from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.failure.documents.upgrade import Area, Block, Difference, Outcome
 
 CONFIDENCE = 0.99
+NONE_TIMES = 5
+"""How much more often "no difference above 4 %" may be wrong of a change that is just above than a
+difference where there is none: 5 %, as is usual for tests of equivalence, against 1 %."""
 LOOKS: Final = (6, 8, 11, 15, 21, 30, 42)
 """Blocks after which it is decided whether to go on."""
 LAST_SHARE = 0.5
@@ -284,7 +287,7 @@ def _change(
         mean,
         mean - half,
         mean + half,
-        abs(mean) + quantile(error, number - 1) * scale,
+        abs(mean) + quantile(min(NONE_TIMES * error, 0.5), number - 1) * scale,
         statistics.median(block.old[metric.name] for block in blocks),
         statistics.median(block.new[metric.name] for block in blocks),
     )

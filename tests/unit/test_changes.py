@@ -91,7 +91,7 @@ def test_five_percent_a_token_is_found_and_two_percent_has_its_interval() -> Non
         assert not any(x.matters for x in found.values())
         for name in slightly:
             low, high = math.expm1(found[name].low), math.expm1(found[name].high)
-            assert low < 0.02 < high < (0.07 if name in SATURATED else 0.12)
+            assert low < 0.02 < high < (0.09 if name in SATURATED else 0.15)
 
 
 def test_all_intervals_hold_together_whenever_it_stops() -> None:
@@ -105,19 +105,19 @@ def test_all_intervals_hold_together_whenever_it_stops() -> None:
 
 
 def test_what_is_excluded_by_itself_is_so_whenever_it_stops() -> None:
-    """In 1 of 100 the truth may lie above; without a margin it would in every other one."""
+    """In 5 of 100 the truth may lie above; without a margin it would in every other one."""
     truth = {"itl-saturated": 0.035, "ttft": 0.08, "latency-saturated": 0.04}
     above = bare = 0
     for seed in range(100):
         found = {x.metric.name: x for x in ended(blocks_of(truth, normal(0.02), seed))}
         above += sum(found[name].bound < math.log1p(true) for name, true in truth.items())
         bare += sum(abs(found[name].estimate) < math.log1p(true) for name, true in truth.items())
-    assert above <= 9
+    assert above <= 25
     assert bare > 90
 
 
 def test_a_machine_too_noisy_is_said() -> None:
-    found = ended(blocks_of({"itl": 0.02}, normal(0.3), 1))
+    found = ended(blocks_of({"itl": 0.02}, normal(0.5), 1))
     assert all(x.outcome is Outcome.UNTOLD for x in found if x.metric.decides)
     assert "too noisy to tell" in difference(found[0]).statement
 

@@ -9,7 +9,7 @@ compared; where the answers of one side alone stopped repeating, that is a diffe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -208,7 +208,7 @@ class _Comparison:
         return told
 
 
-_REPEATED = {
+_REPEATED: Mapping[str, Callable[[Operation], bool]] = {
     "greedy requests": greedy,
     "requests with a seed": lambda op: not greedy(op) and op.parameters.get("seed") is not None,
 }
