@@ -167,6 +167,18 @@ def test_bytes_that_are_spelled_out_are_the_same_tokens() -> None:
     assert other["answers, near ties"].evidence == ["r7"]  # what it began with may be another byte
 
 
+@pytest.mark.parametrize("refuses", ["OLD", "NEW", "OLD and NEW"])
+def test_who_gave_no_completion_is_named(refuses: str) -> None:
+    old, new = sides(noise=0.0)
+    for name, runs in (("OLD", old), ("NEW", new)):
+        for run in runs if name in refuses else ():
+            (record,) = (r for r in run.played.evidence.requests if r.label == "r5")
+            record.status, record.choices = 400, []
+    one = compared(old, new)["not compared"]
+    assert one.evidence == ["r5"]
+    assert f"no completion by {refuses}." in one.statement
+
+
 def without_logprobs(op: Operation, record: RequestRecord) -> RequestRecord:
     for choice in record.choices:
         choice.tokens, choice.logprobs, choice.top = [], [], []

@@ -18,7 +18,7 @@ from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.upgrade import Block, OptionSeen, Outcome, Side, Upgrade
 from mmrepro.reports.documents import keep, kind_of, render
 from mmrepro.reports.upgrade import KIND
-from mmrepro.runs.changes import LOOKS, METRICS
+from mmrepro.runs.changes import LOOKS, METRICS, changes, difference, thresholds
 from mmrepro.runs.play.players import Measuring
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.search.upgrade.session import Upgrading
@@ -108,6 +108,9 @@ def test_the_same_twice_has_no_difference(tmp_path: Path) -> None:
     assert made.exit_code == 0
     assert {d.outcome for d in told(made).values()} == {Outcome.NONE}
     assert not made.limits
+    noisier, _ = compared(tmp_path / "noisier", Measures(noise=0.02))
+    assert len(noisier.blocks) < LOOKS[-1]
+    assert told(noisier) == stated(noisier, last=False), "half of the error is of the last look"
 
 
 def test_what_is_too_noisy_exits_with_3_when_all_looks_are_over(tmp_path: Path) -> None:
@@ -115,6 +118,12 @@ def test_what_is_too_noisy_exits_with_3_when_all_looks_are_over(tmp_path: Path) 
     assert made.exit_code == 3
     assert len(made.blocks) == LOOKS[-1]
     assert "too noisy to tell" in told(made)["tpot"].statement
+    assert told(made) == stated(made, last=True)
+
+
+def stated(made: Upgrade, *, last: bool) -> dict[str, Any]:
+    found = changes(made.blocks, thresholds([]), made.confidence, last=last)
+    return {one.metric: one for one in map(difference, found)}
 
 
 def test_blocks_that_measure_nothing_end_it(tmp_path: Path) -> None:
