@@ -180,8 +180,8 @@ def _intervals(upgrade: Upgrade) -> Iterator[b.Block]:
         return
     caption = (
         "Old over new, each metric with its interval; the shaded band is what does not matter. All "
-        f"intervals hold together with {upgrade.confidence:.1%}, at whichever look it ended; that "
-        "there is no difference above some size is said of each by itself."
+        f"intervals hold together with {upgrade.confidence:.1%}, at whichever look it ended. "
+        "That a metric does not differ by more than its threshold is said of it alone."
     )
     instead = [b.p(f"{d.subject}: {d.statement}") for d in told]
     yield b.Picture(_forest(told, upgrade.thresholds), instead, caption)

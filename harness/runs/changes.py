@@ -30,8 +30,8 @@ difference where there is none: 5 %, as is usual for tests of equivalence, again
 LOOKS: Final = (6, 8, 11, 15, 21, 30, 42)
 """Blocks after which it is decided whether to go on."""
 LAST_SHARE = 0.5
-"""Of the error, for the look where the time or the blocks are over: what decides is settled there
-where a machine is none too quiet. The other looks share the rest."""
+"""The share of the error that the last look may spend: the time or the blocks are over. On a noisy
+machine most comparisons end there. The other looks share the rest."""
 FEWEST = 3
 """Blocks without which no interval is given."""
 DECIDING_SHARE = 0.8

@@ -48,7 +48,8 @@ LEAST_AT_ONCE = 4
 """Requests of a part at saturation. Two parts differ by as much chance however long they are, so
 that many short ones tell more."""
 TRIMMED = 0.1
-"""Of the ratios at saturation, at each end: what a moment of the machine disturbed."""
+"""The share of the ratios at saturation that is left out at each end: something else may have used
+the machine for a moment."""
 ANSWER_S = 600.0
 WARM_UPS = 3
 """Requests before anything is measured."""
@@ -58,7 +59,8 @@ SPREAD: Final = ("ttft", "itl", "tpot", "latency")
 
 Pass = Literal["recorded", "saturated"]
 SHARES: Final[dict[Pass, float]] = {"recorded": 0.4, "saturated": 0.6}
-"""Of a block's time: what decides is measured at saturation, but for TTFT."""
+"""The share of a block's time that each pass gets. All metrics that decide, except TTFT, are
+measured at saturation."""
 
 
 class Broken(Exception):
@@ -397,14 +399,15 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
             made.changes[name] = round(change, 6)
             made.old[name], made.new[name] = _short(before), _short(after)
 
-    for suffix, which in (("", "recorded"), ("-saturated", "saturated")):
-        pairs = _pairs(old.timings[which], new.timings[which])  # type: ignore[index]
+    passes: Sequence[tuple[str, Pass]] = (("", "recorded"), ("-saturated", "saturated"))
+    for suffix, which in passes:
+        pairs = _pairs(old.timings[which], new.timings[which])
         for name in ("ttft", "itl", "tpot", "latency"):
             both = [both for pair in pairs for both in _values(name, *pair)]
             if not both or name + suffix not in METRICS:
                 continue
             before, after = ([pair[side] for pair in both] for side in (0, 1))
-            ratio = _ratio(both, which)  # type: ignore[arg-type]
+            ratio = _ratio(both, which)
             note(name + suffix, statistics.median(before), statistics.median(after), ratio)
             if name in SPREAD and not suffix:
                 made.spread[name] = quantiles(before), quantiles(after)

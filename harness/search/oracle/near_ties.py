@@ -67,11 +67,12 @@ class Token:
     def spelled_out(self, other: Token) -> bool:
         """Whether its text is the bytes of ``other``, a character each: where other servers write
         U+FFFD, SGLang does so from 0.5.23 on (``_lossless_token_text`` in its openai/utils.py)."""
+        if "\ufffd" not in other.text:
+            return False
         try:
-            whole = self.text.encode("latin-1").decode("utf-8", "replace")
+            return self.text.encode("latin-1").decode("utf-8", "replace") == other.text
         except UnicodeEncodeError:
             return False
-        return "\ufffd" in other.text and whole == other.text
 
     @property
     def others(self) -> list[tuple[str, float]]:

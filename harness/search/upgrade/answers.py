@@ -90,9 +90,11 @@ class _Comparison:
             for drift in near_ties.drift(one, other)
         )
         self.bound = near_ties.bound_of(drifts, exact=self.exact)
+        self.ops = [opened(op) for op in case.operations]
+        self.alike = {op.id: self._alike(op) for op in self.ops if not self._unanswered(op)}
 
     def told(self) -> Iterator[_Told]:
-        for op in map(opened, self.case.operations):
+        for op in self.ops:
             form, sampled = _form(op), not greedy(op)
             if why := self._apart(op, sampled):
                 yield _Told(op, form, why=why)
@@ -102,9 +104,9 @@ class _Comparison:
     def repeating(self) -> Iterator[Difference]:
         """A statement where one side repeats its answers and the other does not."""
         for words, wanted in _REPEATED.items():
-            ops = [op for op in map(opened, self.case.operations) if wanted(op)]
-            ops = [op for op in ops if not self._unanswered(op) and self._runs(op) > 1]
-            alike = [self._alike(op) for op in ops]
+            ops = [op for op in self.ops if op.id in self.alike and wanted(op)]
+            ops = [op for op in ops if self._runs(op) > 1]
+            alike = [self.alike[op.id] for op in ops]
             unlike = [sum(not side[place] for side in alike) for place in (0, 1)]
             total = len(ops)
             chance = fisher(*((count, total - count) for count in unlike)) if total else 1.0
@@ -119,7 +121,7 @@ class _Comparison:
     def spelling(self) -> Iterator[Difference]:
         """A statement where the same tokens are spelled otherwise."""
         ids, shown = [], ""
-        for op in map(opened, self.case.operations):
+        for op in self.ops:
             pairs = (
                 pair
                 for a, b in self._pairs(op)
@@ -142,7 +144,7 @@ class _Comparison:
             return "sampled, and run once"
         if self.bound is None:
             return "the odds of all tokens moved more than an answer can bear"
-        names = zip(("OLD", "NEW"), self._alike(op), strict=True)
+        names = zip(("OLD", "NEW"), self.alike[op.id], strict=True)
         return next((f"{name} answers it otherwise each time" for name, a in names if not a), "")
 
     def _unanswered(self, op: Operation) -> str:
@@ -160,7 +162,7 @@ class _Comparison:
         return min(len(side[op.id]) for side in self.records)
 
     def _alike(self, op: Operation) -> list[bool]:
-        """Of each side, whether all its runs gave the same answer."""
+        """For each side: whether all its runs gave the same answer."""
         sides = [[self._answers(r) for r in side[op.id] if r is not None] for side in self.records]
         return [all(self._agree(first, other, op) for other in others) for first, *others in sides]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from mmrepro.engines.base import has_option
 from mmrepro.failure.documents.upgrade import Difference, Outcome
 from mmrepro.failure.signature import Outcome as RunOutcome, Truth
 from mmrepro.scenario import LiveFacts, Scenario
@@ -101,13 +102,13 @@ def _could_meet(scenario: Scenario, server: ServerWanted, ops: Sequence[Operatio
         return ""  # an option of the command keeps it away
     if not scenario.needs:
         return "it needs nothing that traffic shows"
-    return next((f"it has {need}" for need in scenario.needs if _met(need, server, ops)), "")
+    return next((f"it has {need}" for need in scenario.needs if _met(need, facts, ops)), "")
 
 
-def _met(need: str, server: ServerWanted, ops: Sequence[Operation]) -> bool:
+def _met(need: str, facts: LiveFacts, ops: Sequence[Operation]) -> bool:
     """Whether all that ``need`` names is there, whatever one request has of it."""
     if " and " in need:
-        return all(_met(one, server, ops) for one in need.split(" and "))
+        return all(_met(one, facts, ops) for one in need.split(" and "))
     if need == STREAM:
         return any(op.stream for op in ops)
     if need == IMAGES:
@@ -117,9 +118,8 @@ def _met(need: str, server: ServerWanted, ops: Sequence[Operation]) -> bool:
     if need == LEAVES:
         return any(op.leave for op in ops)
     if need.startswith("-"):
-        words = " ".join(server.args).replace("=", " ").split()
-        wanted = need.split("=")
-        return any(words[at : at + len(wanted)] == wanted for at in range(len(words)))
+        name, valued, value = need.partition("=")
+        return facts.option(name) == value if valued else has_option(facts.command, name)
     return any(op.parameters.get(need) is not None for op in ops)
 
 

@@ -377,8 +377,8 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _changes(self, *, last: bool = False) -> list[Any]:
         sound = [block for block in self.blocks if not block.error]
-        told = self.options
-        return changes(sound, told.thresholds, told.confidence, only=told.only, last=last)
+        asked = self.options
+        return changes(sound, asked.thresholds, asked.confidence, only=asked.only, last=last)
 
     # ------------------------------------------------------------------ what follows
 
