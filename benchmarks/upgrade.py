@@ -7,7 +7,10 @@
 has a line for each comparison as soon as it ends; what is there is not run again. The table says in
 how many nothing was found (exit 0), a difference that matters (1), or nothing could be told (3),
 and the median interval of the time between tokens at saturation. A comparison needs two quiet
-cores: several can run side by side, each under ``taskset`` and with an ``--out`` of its own.
+cores: several can run side by side, each under ``taskset`` and with an ``--out`` of its own. Where
+the machine's own speed varied by more than 15 %, or others took a quarter of a core in a block, it
+stands in a line apart, and does not count. Each side has a fork server of its own, as two releases
+have, also where nothing is planted.
 ``--raw`` keeps the times of single requests beside the results, to compare estimators.
 """
 
@@ -30,6 +33,8 @@ from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 PLUGIN = Path(__file__).absolute().parent / "planted" / "upgrade_server.py"
 METRICS = ("ttft", "itl", "tpot", "latency", "throughput", "itl-saturated", "latency-saturated")
 TOKENS = "itl-saturated"
+UNEVEN, OTHERS = 0.15, 0.25
+"""Of a quiet machine: by how much its speed may vary, and cores that others may take in a block."""
 KEPT = """\
 import os, pickle
 from mmrepro.cli import main
@@ -81,10 +86,10 @@ def compared(delay: float, seed: int, case: Path, asked: argparse.Namespace) -> 
         *(sys.executable, *program, "upgrade", "0.1", "0.1", "--device", asked.device),
         *("--engine", "minivllm", "--traffic", str(case), "--seed", str(seed)),
         *("--budget", asked.budget, "--out", str(folder), "--yes"),
+        *("--new-env", "PLANT=slower", "--new-env", f"DELAY={delay}"),
     ]
     if delay:
         command += ["--new-server", f"--plugin {PLUGIN}"]
-        command += ["--new-env", "PLANT=slower", "--new-env", f"DELAY={delay}"]
     env = {**os.environ, "RAW_TIMES": str(asked.out / f"{delay:.2f}-{seed}.pickle")}
     began = time.monotonic()
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
@@ -93,13 +98,19 @@ def compared(delay: float, seed: int, case: Path, asked: argparse.Namespace) -> 
         raise SystemExit(f"{ended.stdout[-2000:]}{ended.stderr[-3000:]}")
     document = json.loads(file.read_text())
     found = {one["metric"]: one for one in document["differences"] if one["metric"] in METRICS}
+    paces = sorted(one["pace"] for one in document["blocks"])
+    tenth = len(paces) // 10
+    uneven = paces[-1 - tenth] / paces[tenth] - 1
+    others = max(one["noise"] for one in document["blocks"])
     return {
+        "quiet": uneven <= UNEVEN and others <= OTHERS,
+        "uneven": round(uneven, 3),
+        "others": others,
         "delay": delay,
         "seed": seed,
         "exit": ended.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "blocks": len(document["blocks"]),
-        "noise": statistics.median(one["noise"] for one in document["blocks"]),
         "found": {
             name: [one["outcome"], one["matters"], one["interval"], one["statement"]]
             for name, one in found.items()
@@ -114,8 +125,8 @@ def compared(delay: float, seed: int, case: Path, asked: argparse.Namespace) -> 
 def table(results: list[dict]) -> Iterator[str]:
     heads = "".join(f"{head:>8}" for head in ("exit 0", "exit 1", "exit 3", "blocks", "s"))
     yield f"{'delay':>6}{'of':>5}{heads}  between tokens"
-    for delay in sorted({one["delay"] for one in results}):
-        some = [one for one in results if one["delay"] == delay]
+    for loud, delay in sorted({(not one["quiet"], one["delay"]) for one in results}):
+        some = [one for one in results if (not one["quiet"], one["delay"]) == (loud, delay)]
         exits = [sum(one["exit"] == code for one in some) for code in (0, 1, 3)]
         blocks = statistics.median(one["blocks"] for one in some)
         seconds = statistics.median(one["seconds"] for one in some)
@@ -123,6 +134,7 @@ def table(results: list[dict]) -> Iterator[str]:
         span = [statistics.median(end[side] for end in ends) for side in (0, 1)] if ends else []
         words = f"{span[0]:+.1%} to {span[1]:+.1%}" if span else ""
         counts = "".join(f"{count:8}" for count in exits)
+        words += ", not quiet" if loud else ""
         yield f"{delay:6.0%}{len(some):5}{counts}{blocks:8.0f}{seconds:8.0f}  {words}"
 
 
@@ -153,10 +165,11 @@ def main() -> int:
         said = {
             name: one["found"][name][3] for name in (TOKENS, "throughput") if name in one["found"]
         }
-        print(f"{delay:.0%} {seed}: exit {one['exit']}, {one['blocks']} blocks, {said}", flush=True)
+        words = f"exit {one['exit']}, {one['blocks']} blocks, uneven {one['uneven']:.0%}"
+        print(f"{delay:.0%} {seed}: {words}, {said}", flush=True)
     print("\n".join(table(results)))
-    same = [one for one in results if one["delay"] == 0]
-    slower = [one for one in results if one["delay"] == 0.05]
+    same = [one for one in results if one["quiet"] and one["delay"] == 0]
+    slower = [one for one in results if one["quiet"] and one["delay"] == 0.05]
     good = sum(one["exit"] == 0 for one in same) >= 0.95 * len(same)
     good = good and not any(one["matter"] for one in same)
     return not (good and sum(one["exit"] == 1 for one in slower) >= 0.95 * len(slower))

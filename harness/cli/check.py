@@ -54,7 +54,7 @@ def check(asked: CheckCommand) -> None:
         _fit(asked)
         return
     report = examine(asked.need)
-    emit(report, "check") if asked.json else _print(report)
+    emit(report) if asked.json else _print(report)
     if not report.ok:
         raise typer.Exit(ExitCode.INFRASTRUCTURE)
 

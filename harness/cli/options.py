@@ -6,16 +6,18 @@ incident or a campaign may be named by its number, its id or ``last``.
 
 import inspect
 import os
+import shlex
 import types
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial, wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from mmrepro.base.common_options import RANK_OPTIONS
-from mmrepro.base.errors import did_you_mean
+from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.machine.configured import Configured
 from mmrepro.base.options import (
     GROUPS,
@@ -180,6 +182,14 @@ def _choices(one: Declared) -> list[str]:
     return [str(word) for word in words]
 
 
+def _resumed(words: list[str]) -> str:
+    """Return the folder that ``--resume`` names; "": none."""
+    for word, after in pairwise([*words, ""]):
+        if word.startswith("--resume"):
+            return word.partition("=")[2] or after
+    return ""
+
+
 class DeclaredCommand(TyperCommand):
     """A command whose parameters are declared options: its help is grouped, and what the command
     line does not say is looked for in variables and in ``mmrepro.toml``."""
@@ -206,6 +216,11 @@ class DeclaredCommand(TyperCommand):
                 error.message += "." + did_you_mean(error.option_name, known)
             elif made is not None and (wrong := getattr(error, "param", None)) is not None:
                 one = next(one for one in declared(made) if one.field == wrong.name)
+                if not error.message and (folder := _resumed(words)):
+                    raise UsageError(
+                        "--resume alone does not repeat what was asked for.",
+                        hint=shlex.join(["mmrepro", "resume", folder]),
+                    ) from None
                 if error.message:  # of an option that is missing typer says all itself
                     error.message = error.message.removeprefix("Value error, ").rstrip(".") + "."
                 for word in (word.rpartition("=")[2] for word in words):

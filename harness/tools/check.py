@@ -18,7 +18,7 @@ from mmrepro.base.errors import INSTALL_RUN, MmreproError, UsageError
 from mmrepro.base.machine.files import Device, cache_root, detect_device
 from mmrepro.base.machine.gpu import choose, read_gpus
 from mmrepro.base.machine.host import child_environment
-from mmrepro.base.records import GpuFacts, Record
+from mmrepro.base.records import Document, GpuFacts, Record
 from mmrepro.engines.environments.resolving import torch_setting
 from mmrepro.engines.environments.store import (
     FLOOR_BYTES,
@@ -60,7 +60,7 @@ class CachedEnvironment(Record):
     path: str
 
 
-class HostReport(Record):
+class HostReport(Document, kind="check"):
     """The whole machine. ``ok``: every required part is there."""
 
     ok: bool

@@ -73,6 +73,14 @@ def test_resume_takes_the_last_that_has_something_left(here: Here, tmp_path: Pat
     assert "complete" not in said.stderr
 
 
+@pytest.mark.parametrize("words", ["upgrade 0.1", "replay", "fuzz", "fuzz --seed 3"])
+def test_a_folder_alone_is_gone_on_with_by_resume(here: Here, words: str) -> None:
+    said = here(*words.split(), "--resume", "their b")
+    assert said.returncode == ExitCode.USAGE
+    assert said.stderr.splitlines()[-1] == "Next: mmrepro resume 'their b'"
+    assert "--resume" not in here(*words.split()).stderr, "nothing is resumed"
+
+
 @pytest.mark.usefixtures("several")
 @pytest.mark.parametrize(
     ("words", "says"),

@@ -139,6 +139,9 @@ class Block(Record):
     noise: Annotated[
         float, Field(description="processor time that others took meanwhile, in cores")
     ] = 0.0
+    pace: Annotated[
+        float, Field(description="milliseconds of a fixed computation before and after it")
+    ] = 0.0
     seconds: float = 0.0
     error: Annotated[str, Field(description="why it measured nothing")] = ""
 

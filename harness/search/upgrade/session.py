@@ -84,6 +84,8 @@ LEAST_S, MOST_S = 6.0, 60.0
 starts take. A machine is slower for a second now and then: a block has more parts than that."""
 PARTS_S, ANSWERS = (0.2, 30.0), 5.0
 """Seconds of a part, at least and at most; between them, as long as so many answers take."""
+UNEVEN = 1.15
+"""By how much a machine may be slower in some blocks than in others before it is said."""
 BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
 ORDER: tuple[Side, Side] = ("old", "new")
@@ -439,6 +441,13 @@ class Upgrading(Search[Upgrade, Record]):
             self._limit(
                 f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores meanwhile"
             )
+        pace = [block.pace for block in blocks if block.pace]
+        ends = statistics.quantiles(pace, n=10, method="inclusive") if len(pace) > 1 else [0.0]
+        if ends[-1] > UNEVEN * ends[0]:
+            self._limit(
+                f"the machine's own speed varied: a fixed computation took {ends[0]:.1f} to "
+                f"{ends[-1]:.1f} ms from block to block, without a tenth of them at each end"
+            )
 
     def _limit(self, text: str) -> None:
         if text not in self.document.limits:
@@ -491,7 +500,10 @@ class Upgrading(Search[Upgrade, Record]):
         return line.id, line.block.index if isinstance(line, Measured) else 1
 
     def affords(self, want: Began) -> bool:
-        took = [block.seconds for block in self.blocks[-3:]]
+        order, took = self.order_of(want), [block.seconds for block in self.blocks[-3:]]
+        if not took and isinstance(order, MeasureRun):
+            started = [max((run.start_s for run in some), default=0) for some in self.runs.values()]
+            took = [sum(started) + 2 * order.measuring.seconds]  # both sides, of the first block
         took = took or [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 

@@ -11,6 +11,7 @@ import verdicts
 from mmrepro.base.errors import UsageError
 from mmrepro.campaign.accept import parts
 from mmrepro.campaign.accept.judging import (
+    EXAMINED,
     Ended,
     Judged,
     claims_judge,
@@ -19,9 +20,12 @@ from mmrepro.campaign.accept.judging import (
     run_judge,
 )
 from mmrepro.campaign.accept.parts import BORROWED_FAULTS, NOTE_FAULTS, PARTS, chosen
+from mmrepro.cli.app import app
 from mmrepro.failure.documents.acceptance import Status
 from mmrepro.reports import load
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.tools.check import HostReport
+from typer.testing import CliRunner
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"
 
@@ -155,11 +159,18 @@ GPU = {"name": "gpu", "ok": False, "found": "no NVIDIA driver"}
     [("cpu", [Status.FAILED, Status.NOT_TESTED]), ("cuda", [Status.FAILED, Status.FAILED])],
 )
 def test_what_a_run_needs_of_the_machine(tmp_path: Path, device: Any, wanted: Any) -> None:
-    report = {"ok": False, "device": "cpu", "parts": [PTRACE, GPU], "environments": []}
+    told = {"ok": False, "device": "cpu", "parts": [PTRACE, GPU], "environments": []}
+    report = json.loads(HostReport.model_validate(told).model_dump_json())
     made = replace(ended(tmp_path, 4, document=report), device=device)
     assert statuses(machine_judge(made)) == wanted
     assert machine_judge(made).rows[0].seen == "refused; stacks"
     assert machine_judge(made).rows[0].seconds == 1.5
+
+
+def test_what_check_prints_is_read(tmp_path: Path) -> None:
+    printed = json.loads(CliRunner().invoke(app, ["check", "--json"]).stdout)
+    judged = machine_judge(ended(tmp_path, document=printed))
+    assert {row.asked for row in judged.rows} == {*EXAMINED}
 
 
 # ------------------------------------------------------------------ tests

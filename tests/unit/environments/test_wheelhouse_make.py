@@ -198,7 +198,8 @@ def test_the_table_of_what_is_not_needed() -> None:
     spare = unneeded(vllm_spec("0.23.0", "cuda"))
     assert "flashinfer-cubin" in spare
     assert all(spare.values())
-    assert unneeded(vllm_spec("0.23.0", "cpu")) == unneeded(vllm_spec("0.24.0", "cuda")) == {}
+    assert unneeded(vllm_spec("0.24.0", "cuda")) == spare
+    assert unneeded(vllm_spec("0.23.0", "cpu")) == unneeded(vllm_spec("0.32.0", "cuda")) == {}
 
 
 def test_a_second_engine_is_added_in_new_parts(index: ToyIndex, tmp_path: Path) -> None:
@@ -216,6 +217,17 @@ def test_a_second_engine_is_added_in_new_parts(index: ToyIndex, tmp_path: Path) 
     again = made_in(folder, spec=OTHER)
     assert again.new_parts == []
     assert len(again.house.engines if again.house else []) == 2
+
+
+def test_an_engine_whose_files_are_all_there_gets_a_part_that_names_it(
+    index: ToyIndex, tmp_path: Path
+) -> None:
+    folder = tmp_path / "house"
+    made_in(folder)
+    added = made_in(folder, spec=replace(SPEC, device="cuda"))
+    assert len(added.new_parts) == 1
+    (folder / "wheelhouse.json").unlink()  # only parts are carried
+    assert [one.device for one in check(folder).engines] == ["cpu", "cuda"]
 
 
 def test_a_folder_that_is_for_something_else(index: ToyIndex, tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ class Measures(FakePlayer):
     a play of all of the traffic."""
 
     takes_s = 0.0
+    paces = (10.0, 10.5)
+    """Milliseconds of the fixed computation, in turn."""
 
     def __init__(self, slower: float = 0.0, error: str = "", noise: float = 0.002) -> None:
         super().__init__(lambda case: {op.id: "200" for op in case.operations})
@@ -63,8 +65,15 @@ class Measures(FakePlayer):
         old = dict.fromkeys(found, 0.02)
         new = {name: 0.02 * math.exp(change) for name, change in found.items()}
         spread = {"itl": ([0.01, 0.02, 0.03], [0.01, 0.021, 0.04])}
+        pace = self.paces[wanted.index % len(self.paces)]
         return Block(
-            index=wanted.index, first="old", changes=found, old=old, new=new, spread=spread
+            index=wanted.index,
+            first="old",
+            changes=found,
+            old=old,
+            new=new,
+            spread=spread,
+            pace=pace,
         )
 
 
@@ -119,6 +128,16 @@ def test_what_is_too_noisy_exits_with_3_when_all_looks_are_over(tmp_path: Path) 
     assert len(made.blocks) == LOOKS[-1]
     assert "too noisy to tell" in told(made)["tpot"].statement
     assert told(made) == stated(made, last=True)
+
+
+def test_a_machine_whose_speed_varies_is_told(tmp_path: Path) -> None:
+    player = Measures()
+    player.paces = (10.0, 15.0)
+    made, _ = compared(tmp_path, player)
+    assert made.limits == [
+        "the machine's own speed varied: a fixed computation took 10.0 to 15.0 ms from block to "
+        "block, without a tenth of them at each end"
+    ]
 
 
 def stated(made: Upgrade, *, last: bool) -> dict[str, Any]:
@@ -247,3 +266,10 @@ def test_the_command_that_repeats_it_names_both_servers() -> None:
 
 def test_every_metric_has_words_of_its_own() -> None:
     assert len({metric.words for metric in METRICS.values()}) == len(METRICS)
+
+
+def test_a_first_block_that_cannot_end_in_time_is_not_begun(tmp_path: Path) -> None:
+    """Each side measures for 6 s at least."""
+    made = within(tmp_path, 11.0, 11.0, takes_s=0.0)
+    assert made.blocks == []
+    assert "the time was over (--budget) before all was settled" in made.limits

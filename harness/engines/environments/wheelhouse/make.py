@@ -36,6 +36,7 @@ from mmrepro.engines.environments.wheelhouse.plan import Plan, Planned, plan
 
 AT_ONCE = 4  # downloads
 FETCHED = ".fetched"
+PART = "part-{:02d}"
 CHUNK = 1 << 20
 # In each part lie the manifest and install.py; the manifest's size is only known in the end.
 RESERVE = 512 * 1024
@@ -130,6 +131,14 @@ def make(
     old = before.parts if before else []
     parts, files = write_parts(fetched, into, work.digests, max_part - RESERVE, first=len(old) + 1)
     shutil.rmtree(fetched)
+    known_engines = before.engines if before else []
+    engines = [
+        *(one for one in known_engines if not spec or one.key != spec.key()),
+        *([_engine_set(planned, packages)] if planned else []),
+    ]
+    if not parts and engines != known_engines:  # only parts are carried: one says what is new
+        parts = [PART.format(len(old) + 1)]
+        (into / parts[0]).mkdir()
     new = {file.name for file in files}
     house = Wheelhouse(
         made=datetime.now(UTC),
@@ -138,10 +147,7 @@ def make(
         parts=[*old, *parts],
         files=[*(file for name, file in held.items() if name not in new), *files],
         harness=harness_set,
-        engines=[
-            *(e for e in (before.engines if before else []) if not spec or e.key != spec.key()),
-            *([_engine_set(planned, packages)] if planned else []),
-        ],
+        engines=engines,
     )
     for folder in (into, *(into / part for part in parts)):
         write_file(folder / install.MANIFEST, house.model_dump_json(indent=1) + "\n")
@@ -271,7 +277,7 @@ def write_parts(
         with (source / file).open("rb") as stream:
             while left or not pieces:
                 if not room:
-                    parts.append(f"part-{first + len(parts):02d}")
+                    parts.append(PART.format(first + len(parts)))
                     (into / parts[-1]).mkdir()
                     room = capacity
                 bytes_ = min(left, room)
