@@ -31,9 +31,9 @@ from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.failure.documents.replay import FindingClass, Replay
 from mmrepro.reports.replay import seconds
 from mmrepro.runs.starter import MODE_VARIABLE
+from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import Case, Operation
-from mmrepro.traffic.case.sending import body
 from recorded_traffic import ask, leave
 from traces import as_batch, ghost_trace
 

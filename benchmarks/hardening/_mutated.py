@@ -177,11 +177,11 @@ def bomb(name: str, mib: int, members: dict[str, bytes]) -> bytes:
         for member, data in members.items():
             if member != name:
                 archive.writestr(member, data)
-        with archive.open(name, "w") as member:
-            member.write(b'{"a": "')
+        with archive.open(name, "w") as file:
+            file.write(b'{"a": "')
             for _ in range(mib):
-                member.write(b"a" * MIB)
-            member.write(b'"}')
+                file.write(b"a" * MIB)
+            file.write(b'"}')
     return held.getvalue()
 
 

@@ -33,7 +33,6 @@ from mmrepro.failure.documents.ledger import Attempt, Cell, Night, NightState, P
 from mmrepro.failure.documents.searches import Bisection, Point
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
-from mmrepro.runs.options import RunCommand
 from mmrepro.runs.play.players import Players
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.search.fuzz.options import FuzzCommand
@@ -201,10 +200,11 @@ def matrix(night: Night, folder: Path, number: int) -> Nightly:
 
 def bisection(night: Night, folder: Path, number: int) -> Bisecting:
     """Of that many releases: the failure is in the middle half."""
-    run = RunCommand(scenario="ghost-key-eviction", device="cpu")
     points = [Point(name=r, release=r, declared=r == "0.20.0") for r in RELEASES]
-    options = BisectCommand(run=run, bad="0.20.0", out=folder, resume=True)
     scenario = load_scenario("ghost-key-eviction")
+    options = BisectCommand(
+        scenario=scenario.name, device="cpu", bad="0.20.0", out=folder, resume=True
+    )
 
     def write(document: Bisection, to: Path) -> None:
         (to / "bisection.json").write_text(document.model_dump_json())

@@ -207,9 +207,12 @@ class Server:
 
     def end(self) -> None:
         self.note()
-        for one in [*(c.pid for c in self.clients), *self.family.values()]:
+        for client in self.clients:
             with suppress(psutil.Error):
-                (psutil.Process(one) if isinstance(one, int) else one).kill()
+                psutil.Process(client.pid).kill()
+        for process in self.family.values():
+            with suppress(psutil.Error):
+                process.kill()
         if self.process is not None:
             self.process.wait(timeout=30)
 
