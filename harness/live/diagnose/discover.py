@@ -51,6 +51,8 @@ class Target:
     """The process was named by the user."""
     proxied: bool = False
     """Who listens is seen, and is not the engine."""
+    typed: Sequence[str] = ()
+    """Its command line, where whoever asks has started it: a fork shows its fork server's own."""
     titled: dict[tuple[int, int], str] = field(default_factory=dict)
     """(pid, start in clock ticks): command line while it lived, of each process that was here."""
 
@@ -58,14 +60,16 @@ class Target:
         return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
 
 
-def find(url: str, pid: int = 0) -> Target:
+def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> Target:
     """The target behind ``url``, or with process ``pid``: processes only, nothing is asked.
+
+    ``typed``: its command line, where that is known.
 
     Raises:
         UsageError: ``url`` is no http address.
     """
     host, port = parse_url(url)
-    target = Target(TargetFacts(url=api_root(url), place="remote", port=port))
+    target = Target(TargetFacts(url=api_root(url), place="remote", port=port), typed=typed)
     _listen(target, host, port)
     if pid:
         target.given = True
@@ -205,7 +209,7 @@ def refresh(target: Target) -> None:
     if facts.root_pid is None:
         return
     words = processes.arguments(facts.root_pid) or facts.command  # none is left of one that ended
-    facts.command = [] if FORK_SERVER in words else words  # a fork shows its fork server's own
+    facts.command = [*target.typed] if FORK_SERVER in words else words
     facts.processes = []
     for pid in processes.tree(facts.root_pid)[:MAX_PROCESSES]:
         status = processes.stat(pid)

@@ -51,8 +51,13 @@ class Diagnosed:
     folder: Path | None
 
 
-def diagnose(options: DiagnoseCommand, listener: Listener | None = None) -> Diagnosed:
+def diagnose(
+    options: DiagnoseCommand, listener: Listener | None = None, typed: Sequence[str] = ()
+) -> Diagnosed:
     """Diagnose a live server; never writes to it, signals it or leaves anything running.
+
+    Args:
+        typed: its command line, where the caller started it as a fork, which shows none.
 
     Raises:
         UsageError: no address, an unknown engine or scenario, or an output folder that cannot be
@@ -63,7 +68,7 @@ def diagnose(options: DiagnoseCommand, listener: Listener | None = None) -> Diag
 
     taken = Moment.now()
     scenarios = all_scenarios(options.scenarios)
-    target = discover.find(options.url, options.pid)
+    target = discover.find(options.url, options.pid, typed)
     if options.engine != "auto":
         discover.name_engine(target, frozenset(), options.engine)
     folder = _folder(options.out)

@@ -416,7 +416,7 @@ class Attempts:
         look = None
         if bucket and not self.search.blind:
             assert self.deadlines is not None
-            look = functools.partial(diagnosed, self.deadlines.answer_s)
+            look = functools.partial(diagnosed, self.deadlines.answer_s, wanted.case.server)
         order = CaseRun(
             self._id(key),
             self._name(facts),

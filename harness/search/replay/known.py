@@ -39,14 +39,14 @@ TRIED = 3
 """Scenarios that are named where none fits."""
 
 
-def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> LiveLook:
+def diagnosed(deadline_s: float, server: ServerWanted, url: str, pid: int, log: Path) -> LiveLook:
     """Diagnoses a server while it lives; the incident goes beside the attempt's evidence."""
     out = log.parent.parent / DIAGNOSIS_DIR
     options = DiagnoseCommand(
         url=url, pid=pid, logs=(log,), out=out, deadline_s=max(1.0, deadline_s)
     )
     try:
-        found = diagnose(options)
+        found = diagnose(options, typed=server.args)
     except MmreproError as error:
         return LiveLook(why=f"the server could not be looked at: {error.message}")
     return LiveLook(matches=found.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)

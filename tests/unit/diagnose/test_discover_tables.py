@@ -12,6 +12,7 @@ import pytest
 from mmrepro.base import processes
 from mmrepro.base.processes import Socket, Stat
 from mmrepro.engines import ENGINES
+from mmrepro.engines.supervise.warm import FORK_SERVER
 from mmrepro.live.diagnose import discover
 from mmrepro.live.diagnose.discover import Target
 from seen import target
@@ -342,3 +343,13 @@ def test_an_engine_that_is_to_listen_there_is_on_its_way(
     assert (target.facts.root_pid, target.facts.listening) == (found, False)
     if found:
         assert "where nothing listens" in target.facts.found_by
+
+
+@pytest.mark.parametrize("typed", [(), ("--mm-cache-tokens", "40")])
+def test_a_fork_has_the_options_that_it_was_started_with(
+    table: Table, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(processes, "arguments", lambda _: ["python", "-c", FORK_SERVER, "minivllm"])
+    table.processes = {5: (1, "python")}
+    found = discover.find(URL, pid=5, typed=typed)
+    assert found.facts.command == [*typed], "a fork shows its fork server's own"

@@ -70,12 +70,16 @@ def test_nobody_looked_is_no_name(tmp_path: Path) -> None:
 
 
 def test_a_look_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_options: object) -> None:
+    typed: list[object] = []
+
+    def refused(_options: object, **more: object) -> None:
+        typed.append(more["typed"])
         raise UsageError("py-spy is refused")
 
     monkeypatch.setattr(known, "diagnose", refused)
     log = tmp_path / "evidence" / "engine.log"
-    looked_at = diagnosed(6.0, "http://127.0.0.1:1", 1, log)
+    looked_at = diagnosed(6.0, CASE.server, "http://127.0.0.1:1", 1, log)
+    assert typed == [CASE.server.args], "a fork does not show them"
     stuck = seen(r1="200", r2=STUCK)
     named = known.named(BUCKET, stuck, CASE, hung(), tmp_path, looked_at).named
     assert named is not None
