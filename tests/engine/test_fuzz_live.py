@@ -34,7 +34,7 @@ def command(folder: Path, plugin: str, *options: str, budget: str = "45s") -> li
 def fuzz(folder: Path, plugin: str, *options: str, budget: str = "45s") -> dict[str, Any]:
     """The document that ``mmrepro fuzz --json`` prints."""
     asked = command(folder, plugin, *options, budget=budget)
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=400, check=False)
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert Fuzz.model_validate(told).exit_code == done.returncode, done.stderr
@@ -126,7 +126,7 @@ def test_killed_it_goes_on_and_repeats_nothing(
     ],
 )
 def test_what_else_is_planted(tmp_path: Path, plugin: str, classes: set[str]) -> None:
-    told = fuzz(tmp_path, plugin, "--blind", budget="120s")
+    told = fuzz(tmp_path, plugin, "--blind", budget="240s")
     confirmed = [f["finding"] for f in told["found"] if f["finding"]["confirmed"]]
     assert classes & {finding["finding_class"] for finding in confirmed}, told
 
