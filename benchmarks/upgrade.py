@@ -27,14 +27,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from mmrepro.failure.documents.upgrade import Block
+from mmrepro.search.upgrade.session import UNEVEN, paces
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 
 PLUGIN = Path(__file__).absolute().parent / "planted" / "upgrade_server.py"
 METRICS = ("ttft", "itl", "tpot", "latency", "throughput", "itl-saturated", "latency-saturated")
 TOKENS = "itl-saturated"
-UNEVEN, OTHERS = 0.15, 0.25
-"""Of a quiet machine: by how much its speed may vary, and cores that others may take in a block."""
+OTHERS = 0.25
+"""Cores that others may take in a block of a quiet machine."""
 KEPT = """\
 import os, pickle
 from mmrepro.cli import main
@@ -98,19 +100,18 @@ def compared(delay: float, seed: int, case: Path, asked: argparse.Namespace) -> 
         raise SystemExit(f"{ended.stdout[-2000:]}{ended.stderr[-3000:]}")
     document = json.loads(file.read_text())
     found = {one["metric"]: one for one in document["differences"] if one["metric"] in METRICS}
-    paces = sorted(one["pace"] for one in document["blocks"])
-    tenth = len(paces) // 10
-    uneven = paces[-1 - tenth] / paces[tenth] - 1
-    others = max(one["noise"] for one in document["blocks"])
+    blocks = [Block.model_validate(one) for one in document["blocks"]]
+    fast, slow = paces(blocks)
+    others = max((block.noise for block in blocks), default=0.0)
     return {
-        "quiet": uneven <= UNEVEN and others <= OTHERS,
-        "uneven": round(uneven, 3),
+        "quiet": slow <= UNEVEN * fast and others <= OTHERS,
+        "uneven": round(slow / fast - 1, 3) if fast else 0.0,
         "others": others,
         "delay": delay,
         "seed": seed,
         "exit": ended.returncode,
         "seconds": round(time.monotonic() - began, 1),
-        "blocks": len(document["blocks"]),
+        "blocks": len(blocks),
         "found": {
             name: [one["outcome"], one["matters"], one["interval"], one["statement"]]
             for name, one in found.items()

@@ -181,7 +181,7 @@ def _intervals(upgrade: Upgrade) -> Iterator[b.Block]:
     caption = (
         "Old over new, each metric with its interval; the shaded band is what does not matter. All "
         f"intervals hold together with {upgrade.confidence:.1%}, at whichever look it ended. "
-        "That a metric does not differ by more than its threshold is said of it alone."
+        '"No difference above a threshold" is a statement on one metric by itself.'
     )
     instead = [b.p(f"{d.subject}: {d.statement}") for d in told]
     yield b.Picture(_forest(told, upgrade.thresholds), instead, caption)

@@ -441,12 +441,11 @@ class Upgrading(Search[Upgrade, Record]):
             self._limit(
                 f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores meanwhile"
             )
-        pace = [block.pace for block in blocks if block.pace]
-        ends = statistics.quantiles(pace, n=10, method="inclusive") if len(pace) > 1 else [0.0]
-        if ends[-1] > UNEVEN * ends[0]:
+        fast, slow = paces(blocks)
+        if slow > UNEVEN * fast:
             self._limit(
-                f"the machine's own speed varied: a fixed computation took {ends[0]:.1f} to "
-                f"{ends[-1]:.1f} ms from block to block, without a tenth of them at each end"
+                f"the machine's own speed varied: a fixed computation took {fast:.1f} to "
+                f"{slow:.1f} ms from block to block, without a tenth of them at each end"
             )
 
     def _limit(self, text: str) -> None:
@@ -558,6 +557,18 @@ class Upgrading(Search[Upgrade, Record]):
             interleaved=_interleaved(options),
             host=host_facts(),
         )
+
+
+def paces(blocks: Sequence[Block]) -> tuple[float, float]:
+    """Milliseconds of the fixed computation, in fast and in slow blocks: a tenth is beyond either.
+
+    Zeros: fewer than two blocks have it.
+    """
+    known = [block.pace for block in blocks if block.pace]
+    if len(known) < 2:
+        return 0.0, 0.0
+    fast, *_, slow = statistics.quantiles(known, n=10, method="inclusive")
+    return fast, slow
 
 
 def with_servers(asked: UpgradeCommand, old: str, new: str) -> UpgradeCommand:
