@@ -164,7 +164,7 @@ def test_what_is_healthy_is_kept_only_where_it_was_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     named: list[str] = []
-    monkeypatch.setattr(session.discover, "find", lambda url, pid: Target(target()))
+    monkeypatch.setattr(session.discover, "find", lambda *args: Target(target()))
     monkeypatch.setattr(session.discover, "name_engine", lambda *args: named.append(args[2]))
     monkeypatch.setattr(session, "all_scenarios", lambda names: [])
     secrets = said.model_copy(update={"why": ["abcdefg", "sent hijklmn"], "advice": ["middle"]})

@@ -226,8 +226,8 @@ def test_lmdeploy_with_an_old_assertion_and_a_key_that_we_lack(
         )
         real = discover.find
 
-        def found(url: str, pid: int = 0) -> discover.Target:
-            target = real(url, pid)
+        def found(*args: Any) -> discover.Target:
+            target = real(*args)
             target.facts.release = "0.6.4"
             return target
 
