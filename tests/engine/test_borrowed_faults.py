@@ -28,7 +28,7 @@ ON_PAPER = {"ghost-key-lru", "pad-value-key", "kv-budget"}
 SILENT = {"pad-value-key"}
 
 
-@pytest.mark.parametrize("variant", [v.variant for v in BORROWED])
+@pytest.mark.parametrize("variant", grid([v.variant for v in BORROWED], always=["kv-budget"]))
 def test_a_borrowed_fault_reproduces(run_once: RunOnce, variant: str) -> None:
     broken = run_once(NAME, "--variant", variant, "--device", "cpu")
     assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.why
@@ -45,7 +45,7 @@ def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
     assert fixed.claim("fixed")["status"] == "confirmed"
 
 
-@pytest.mark.parametrize("variant", grid(FAULTS, always=ON_PAPER))
+@pytest.mark.parametrize("variant", grid(FAULTS, always=["kv-budget", "pad-value-key"]))
 def test_diagnose_names_each_fault_and_no_other(variant: str, tmp_path: Path) -> None:
     scenario = FAULTS[variant]
     paper = ("--paper",) if scenario.variant in ON_PAPER else ()

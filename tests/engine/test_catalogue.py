@@ -6,8 +6,8 @@ from live import RunOnce
 pytestmark = pytest.mark.engine
 
 ON_VLLM = (
-    "stop-token-oov",
-    "grammar-backend-latch",
+    pytest.param("stop-token-oov", marks=pytest.mark.slow),
+    pytest.param("grammar-backend-latch", marks=pytest.mark.slow),
     pytest.param("embeds-mrope", marks=pytest.mark.slow),
     pytest.param("capacity-never", marks=pytest.mark.slow),  # it waits for a deadline
     "uuid-alias",

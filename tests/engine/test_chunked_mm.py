@@ -28,6 +28,7 @@ def texts(run: Finished) -> list[str]:
     return [run.requests(label)[0]["text"] for label in IMAGES]
 
 
+@pytest.mark.slow
 def test_a_stray_placeholder_takes_0_11_0_down(run_once: RunOnce):
     died = placeholder(run_once, "generated-placeholder", "0.11.0")
     assert (died.outcome, died.exit_code) == ("reproduced", 0), died.why

@@ -351,6 +351,7 @@ def judged(folder: Path) -> int:
     return subprocess.run([*COMMAND, "judge", str(folder)], capture_output=True).returncode
 
 
+@pytest.mark.slow
 def test_a_real_run_whose_worker_is_killed(cluster: ACluster, tmp_path: Path) -> None:
     folder = tmp_path / "nights"
     cluster.of("alpha")

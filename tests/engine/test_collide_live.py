@@ -28,6 +28,7 @@ def collide(*arguments: str) -> tuple[int, dict]:  # type: ignore[type-arg]
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_shipped_pair_collides_in_the_engine() -> None:
     code, found = collide("--check", str(pad_value_pair()))
     assert code == 0

@@ -16,6 +16,7 @@ VIOLATED = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_it_names_the_mask_before_the_race_kills_0_12_0(run_once: RunOnce):
     died = run_once("chunked-mm-prefill", "--variant", "async-race", "--contract-probe")
     assert (died.outcome, died.exit_code) == ("reproduced", 0), died.why

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from grids import grid
 from live import COMMAND, assert_nothing_left, processes_in, shared_memory, wait_for
 from live_server import Load, Server, Told, ask, diagnose, serving
 from mmrepro.engines.models import TinyQwen2VL
@@ -55,7 +56,7 @@ HEALTHY_RUNS = int(os.environ.get("MMREPRO_HEALTHY_RUNS", "3"))
 """The false alarm test proper takes 10 of each; three fit CI's time."""
 
 
-@pytest.mark.parametrize("clients", [0, 4])
+@pytest.mark.parametrize("clients", grid([0, 4], always=[0]))
 def test_a_healthy_server_is_healthy_in_all_runs(vllm: Server, tmp_path: Path, clients: int):
     with Load(vllm.url, clients) as load:
         wait_for(lambda: load.done >= clients, 60, "answers under load")
@@ -79,6 +80,7 @@ def test_it_says_what_was_found_of_it(vllm: Server, tmp_path: Path):
     assert "Healthy" in (tmp_path / "kept" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_without_a_request_an_idle_server_is_not_called_healthy(vllm: Server, tmp_path: Path):
     idle = diagnose(vllm.url, "--no-request", cwd=tmp_path)
     assert (idle.exit_code, idle.state) == (3, "no-fault-seen")
@@ -94,7 +96,7 @@ def core_of(server: Server) -> psutil.Process:
     return next(p for p in children if "EngineCore" in " ".join(p.cmdline()))
 
 
-@pytest.mark.parametrize("role", ["APIServer", "EngineCore"])
+@pytest.mark.parametrize("role", grid(["APIServer", "EngineCore"], always=["EngineCore"]))
 def test_a_stopped_process_is_said_to_be_stopped(vllm: Server, tmp_path: Path, role: str):
     pid = vllm.pid if role == "APIServer" else core_of(vllm).pid
     os.kill(pid, signal.SIGSTOP)
@@ -108,6 +110,7 @@ def test_a_stopped_process_is_said_to_be_stopped(vllm: Server, tmp_path: Path, r
     assert diagnose(vllm.url, cwd=tmp_path).state == "healthy"
 
 
+@pytest.mark.slow
 def test_overload_is_no_hang(vllm: Server, tmp_path: Path):
     """On a busy machine a look may be too late to tell, and says so; none may call it a hang."""
     told: list[Told] = []
@@ -122,6 +125,7 @@ def test_overload_is_no_hang(vllm: Server, tmp_path: Path):
     assert (told[-1].exit_code, [t.found for t in told]) == (1, [[]] * len(told))
 
 
+@pytest.mark.slow
 def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(vllm: Server, tmp_path: Path):
     front = psutil.Process(vllm.pid)
     front.suspend()  # vLLM's front follows its EngineCore within a second: hold it back
@@ -361,7 +365,7 @@ MODES = {
     "ghost-key-eviction --mitigation patch",
     "mm-cache-desync --release 0.32.0",
 )
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", grid(MODES, always=["nan", "python", "lock"]))
 def test_a_fake_engine_that_misbehaves(tmp_path: Path, mode: str):
     """Real processes, real stacks, and no engine: what no known failure here does on demand."""
     state, says = MODES[mode]

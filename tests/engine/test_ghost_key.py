@@ -79,6 +79,7 @@ def test_the_claims_are_judged(hung):
     assert hung.claim("gpu-idle")["status"] in ("not-tested", "confirmed")
 
 
+@pytest.mark.slow
 def test_0_24_0_is_fixed_but_for_the_cause(run_once: RunOnce):
     fixed = run_once(GHOST, "--release", "0.24.0")
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why

@@ -113,7 +113,8 @@ def test_vllm_groups_the_layers_of_published_models_as_recorded(
             assert told == theirs, case
 
 
-@pytest.mark.parametrize("release", [pytest.param("0.6.4", marks=pytest.mark.slow), "0.18.0"])
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["0.6.4", "0.18.0"])
 def test_lmdeploys_own_functions_agree(release: str) -> None:
     chance = random.Random(4)
     cases = [

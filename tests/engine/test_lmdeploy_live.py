@@ -44,6 +44,7 @@ def test_the_setting_that_the_arithmetic_foretells_works(run_once: RunOnce) -> N
     assert run.claim("prediction")["status"] == "confirmed"
 
 
+@pytest.mark.slow
 def test_the_newest_release_explains(run_once: RunOnce) -> None:
     run = run_once(BUDGET, "--release", "0.18.0")
     assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.why
@@ -54,6 +55,7 @@ def test_the_newest_release_explains(run_once: RunOnce) -> None:
     assert "21 blocks" in run.condition("limit-from-blocks")["observed"]
 
 
+@pytest.mark.slow
 def test_an_answer_that_outgrows_the_cache_ends_the_loop(run_once: RunOnce) -> None:
     run = run_once(GROWTH)
     assert (run.outcome, run.exit_code) == ("reproduced", 0), run.why

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from grids import grid
 from junitparser import JUnitXml, TestCase
 from live import RunOnce
 from mmrepro.base.machine.host import child_environment
@@ -107,7 +108,7 @@ def test_a_variant_reproduces(run_once: RunOnce, variant: str) -> None:
     assert broken.document["left_behind"] == []
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", grid(VARIANTS, always=["slot-mapping"]))
 def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
     fixed = run_once(CONTRACT, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
@@ -115,7 +116,10 @@ def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
     assert [m["effective"] for m in fixed.document["mitigations"]] == [True]
 
 
-@pytest.mark.parametrize("variant", [v.variant for v in load_scenario(AT_START).variants])
+@pytest.mark.parametrize(
+    "variant",
+    grid([v.variant for v in load_scenario(AT_START).variants], always=["broken-module"]),
+)
 def test_the_server_does_not_start(run_once: RunOnce, variant: str) -> None:
     broken = run_once(AT_START, "--variant", variant, "--device", "cpu")
     assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.why

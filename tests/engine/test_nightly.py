@@ -160,6 +160,7 @@ def test_a_machine_that_is_not_fit(repository: Repository) -> None:
     assert (whole.night.shard, [a.outcome for a in whole.attempts]) == ("", ["reproduced"])
 
 
+@pytest.mark.slow
 def test_nothing_is_delivered(lately: Repository) -> None:
     jobs = lately.run("nightly-gpu.yml", gone=frozenset({"gpu (1)", "gpu (2)"}))
     (report,) = jobs["report"]

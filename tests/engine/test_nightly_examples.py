@@ -67,6 +67,7 @@ def variables_of(*parts: Mapping[str, Any]) -> dict[str, str]:
     return {k: v.replace("$$", "$") for part in parts for k, v in part.get("variables", {}).items()}
 
 
+@pytest.mark.slow
 def test_gitlab(tmp_path: Path) -> None:
     document = load(ROOT / "docs/ci/gitlab-ci.yml")
     hosted, pipeline = document[".hosted"], Pipeline(tmp_path)

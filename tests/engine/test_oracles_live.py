@@ -179,7 +179,9 @@ def mixed(rounds: int) -> tuple[dict[str, Image], list[Operation]]:
     ("engine", "release", "model", "args"),
     [
         ("minivllm", "0.1", "qwen3", ""),
-        ("vllm", "0.23.0", "qwen2-vl", "--enable-prompt-tokens-details"),
+        pytest.param(
+            "vllm", "0.23.0", "qwen2-vl", "--enable-prompt-tokens-details", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_nothing_is_held_against_a_healthy_engine(

@@ -174,6 +174,7 @@ def test_a_hang_is_judged_early_and_while_it_lasts(
     nothing_left(tmp_path / "p")
 
 
+@pytest.mark.slow
 def test_without_haste_a_hang_is_silence_until_the_deadline(
     player: Player, tmp_path: Path, quick: PlayOptions
 ) -> None:
@@ -184,6 +185,7 @@ def test_without_haste_a_hang_is_silence_until_the_deadline(
     assert played.stack[0].within("put")
 
 
+@pytest.mark.slow
 def test_slow_work_is_no_hang(player: Player, tmp_path: Path, quick: PlayOptions) -> None:
     """A deadline that is far too short for the answer, while the engine is at work on it."""
     made = case(op("long", parameters={"max_tokens": 1500, "temperature": 0, "ignore_eos": True}))

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from grids import grid
 from live import assert_nothing_left, processes_in, shared_memory, wait_for
 
 pytestmark = pytest.mark.engine
@@ -17,7 +18,7 @@ def port_of(folder: Path) -> int:
     return int(command[command.index("--port") + 1])
 
 
-@pytest.mark.parametrize("moment", ["start", "hang"])
+@pytest.mark.parametrize("moment", grid(["start", "hang"], always=["start"]))
 def test_kill_9_leaves_nothing(start_run, moment):
     shm_before = shared_memory()
     run = start_run(GHOST)

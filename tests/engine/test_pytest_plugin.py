@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from grids import grid
 from live import children, wait_for
 from mmrepro.engines.environments.wheelhouse.own import own_wheel
 from mmrepro.runs.starter import IDLE_VARIABLE, ROOT_VARIABLE
@@ -150,7 +151,7 @@ def test_a_night_as_pytest_has_it(fresh: Path) -> None:
     assert shown.count(str(report)) == 2, "with the reason, and at the end"
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", grid([signal.SIGINT, signal.SIGKILL], always=[signal.SIGKILL]))
 def test_what_ends_it_leaves_nothing(fresh: Path, project: Path, how: signal.Signals) -> None:
     variables = {**os.environ, ROOT_VARIABLE: str(project / "warm"), IDLE_VARIABLE: "0"}
     process = subprocess.Popen(

@@ -88,6 +88,7 @@ def test_a_salt_isolates_on_0_5_17(run_once: RunOnce) -> None:
     assert salted.claim("pad-range")["status"] == "refuted"  # shifted by a million
 
 
+@pytest.mark.slow
 def test_the_shape_is_not_hashed_by_0_5_23(run_once: RunOnce) -> None:
     alias = run_once(ALIAS, "--release", "0.5.23")
     assert (alias.outcome, alias.exit_code) == ("reproduced", 0), alias.why

@@ -84,6 +84,7 @@ def test_every_mode_finds_the_same(alone):
     assert seen["cold"][0] == "reproduced"
 
 
+@pytest.mark.slow
 def test_a_repeated_run_starts_from_one_parent(alone):
     done = mmrepro("run", *CONTRACT, "--repeat", "2", "--json", "--out", str(alone / "out"))
     assert done.exit_code == 0, done.stderr
@@ -119,6 +120,7 @@ def test_a_kept_parent_is_used_by_the_next_run_shown_and_ended(alone):
     assert "Next: mmrepro warm status" in nothing.stderr
 
 
+@pytest.mark.slow
 def test_a_kept_server_outlives_its_parent(alone):
     document = run(alone / "run", *CONTRACT, "--start-mode", "warm", "--keep-server")
     parent, server = document["engine"]["warm_parent"]["pid"], document["server"]
@@ -223,6 +225,7 @@ def test_a_usage_error_is_not_tried_again(alone):
     assert not list((alone / "run/evidence").glob("engine-start-*.log"))
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments_leaves_nothing(alone):
     """Five moments of minivllm; benchmarks/hardening/kills.py has more, and other signals."""
     environment = ready()

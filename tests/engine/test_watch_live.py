@@ -71,6 +71,7 @@ def port_in(folder: Path) -> int | None:
         return None
 
 
+@pytest.mark.slow
 def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(start_run, tmp_path):
     run = start_run("ghost-key-eviction", "--keep-server")
     port = wait_for(lambda: port_in(run.folder), 120, "the server's port in the incident")

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.engine
 NO_NETWORK = ("unshare", "--map-root-user", "--net")
 
 
+@pytest.mark.slow
 def test_a_wheelhouse_is_all_that_a_run_without_a_network_needs(tmp_path: Path) -> None:
     if subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces for this user here")
