@@ -85,7 +85,10 @@ def test_a_salt_isolates_on_0_5_17(run_once: RunOnce) -> None:
     salted = run_once(COLLISION, "--release", "0.5.17", "--mitigation", "cache-salt")
     assert (salted.outcome, salted.exit_code) == ("not-reproduced", 0), salted.why
     assert salted.claim("extra-key")["status"] == "confirmed"
-    assert salted.claim("pad-range")["status"] == "refuted"  # shifted by a million
+    # No claim on the engine as it is released is judged under a mitigation; what was seen is told.
+    pads = salted.claim("pad-range")
+    assert pads["status"] == "not-tested"
+    assert "hash 2^30 gives 1000000" in pads["observed"]  # shifted by a million
 
 
 @pytest.mark.slow
