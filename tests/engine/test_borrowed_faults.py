@@ -11,13 +11,7 @@ from mmrepro.scenario.registry import load_scenario
 PREFILL = "chunked-mm-prefill --variant"
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.meanwhile(
-        f"{PREFILL} generated-placeholder --release 0.11.0",
-        f"{PREFILL} generated-placeholder --release 0.12.0",
-        f"{PREFILL} async-race",
-        f"{PREFILL} async-race --mitigation barrier",
-        f"{PREFILL} async-race --release 0.14.0",
-    ),
+    pytest.mark.meanwhile(f"{PREFILL} async-race"),
 ]
 
 NAME = "borrowed-faults"

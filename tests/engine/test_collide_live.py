@@ -10,9 +10,7 @@ from mmrepro.scenarios.data import pad_value_pair
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.meanwhile(
-        "chunked-mm-prefill --variant async-race --contract-probe", "ghost-key-eviction"
-    ),
+    pytest.mark.meanwhile("ghost-key-eviction"),
 ]
 
 

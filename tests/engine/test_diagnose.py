@@ -360,11 +360,6 @@ MODES = {
 }
 
 
-@pytest.mark.meanwhile(
-    "ghost-key-eviction --release 0.24.0",
-    "ghost-key-eviction --mitigation patch",
-    "mm-cache-desync --release 0.32.0",
-)
 @pytest.mark.parametrize("mode", grid(MODES, always=["nan", "python", "lock"]))
 def test_a_fake_engine_that_misbehaves(tmp_path: Path, mode: str):
     """Real processes, real stacks, and no engine: what no known failure here does on demand."""

@@ -29,10 +29,7 @@ from mmrepro.kv_budget import (
 )
 from mmrepro.scenario.registry import load_scenario
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.meanwhile("undersized-kv-budget", "undersized-kv-budget --release 0.18.0"),
-]
+pytestmark = pytest.mark.engine
 ORACLES = Path(__file__).parent / "kv_oracle"
 CASES = 400
 GHOST = "ghost-key-eviction"

@@ -26,11 +26,7 @@ from mmrepro.scenarios.data import pad_value_pair
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.meanwhile(
-        "pad-value-collision --option traffic",
-        "pad-value-collision --release 0.5.17",
-        "shape-alias",
-    ),
+    pytest.mark.meanwhile("pad-value-collision --option traffic"),
 ]
 
 NO_GPU = "torch finds no CUDA device here"
