@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from live import COMMAND
 from live_server import serving
 from mitmproxy_recording import HAR_NAME, recording
+from mmrepro.base.records import FindingClass
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.models import TinyQwen2VL
-from mmrepro.failure.documents.replay import FindingClass, Replay
+from mmrepro.failure.documents.replay import Replay
 from mmrepro.reports.replay import seconds
 from mmrepro.runs.starter import MODE_VARIABLE
 from mmrepro.traffic.case.bodies import body

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mmrepro.base.records import FindingClass
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.replay import Finding, FindingClass, Fuzz, Rate, Replay
+from mmrepro.failure.documents.replay import Finding, Fuzz, Rate, Replay
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import Line, steps

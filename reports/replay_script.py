@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from mmrepro import __version__
 from mmrepro.base.errors import UsageError
-from mmrepro.base.records import Setting, StandIn
+from mmrepro.base.records import FindingClass, Setting, StandIn
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.models.tiny import ADAPTERS, TINY, named_in
-from mmrepro.failure.documents.replay import Finding, FindingClass
+from mmrepro.failure.documents.replay import Finding
 from mmrepro.traffic.case.bodies import opened, placed, wire
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import (

@@ -5,10 +5,13 @@ HTTP, and looks for the symptom of the original and for its reason. Small and fa
 harness's own tests can have every kind of failure: a hang, a dead loop, single errors, silence.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
 from mmrepro.failure.signature.checks import digest_in, same_digest, stays_in
 from mmrepro.scenario import (
@@ -36,7 +39,9 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import Failure, Picture, StackSample, StacksData, checks, crash
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
-from mmrepro.traffic.case.model import Operation
+
+if TYPE_CHECKING:
+    from mmrepro.traffic.case.model import Operation
 
 TOO_LONG, AGAIN = "image X, too long", "image X again"
 FILLS = ("fill 1", "fill 2", "fill 3", "fill 4", "fill 5")

@@ -1,9 +1,12 @@
 """SGLang: a picture's hash is what the caller says, and its KV cache goes by that."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 from mmrepro.scenario import (
     Drive,
@@ -27,7 +30,9 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import ComparedAnswers, Failure, Picture
 from mmrepro.scenario.silent import each_follows, may_show
-from mmrepro.traffic.case.model import Operation
+
+if TYPE_CHECKING:
+    from mmrepro.traffic.case.model import Operation
 from mmrepro.traffic.reading import GENERATE
 
 REPRODUCER = "caller_hash.py"

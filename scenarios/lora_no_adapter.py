@@ -33,9 +33,7 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import TINY, Condition, Failure
 from mmrepro.scenario.silent import as_in_a_run, may_show
-from mmrepro.traffic.case.model import CHAT, COMPLETIONS
 
-GENERATING = (CHAT, COMPLETIONS)
 REPRODUCER = "lora_no_adapter.py"
 ADAPTER, ITSELF = "lora-a", "the model"
 PROMPT, TOKENS, LONG_TOKENS = "what is this", 12, 64
@@ -162,10 +160,14 @@ class LoraNoAdapter(Scenario):
 
     def recognises(self, failure: Failure) -> Finding:
         """By what was sent: all wrong answers are the model's own, and an adapter was asked too."""
+        from mmrepro.traffic.case.model import CHAT, COMPLETIONS
+
         able = may_show(self, failure)
         if able.truth is not Truth.MET:
             return able
-        asked = {op.id: op.model for op in failure.case.operations if op.path in GENERATING}
+        asked = {
+            op.id: op.model for op in failure.case.operations if op.path in (CHAT, COMPLETIONS)
+        }
         adapted = any(asked.values()) and "--enable-lora" in failure.case.server.args
         met = adapted and not any(asked.get(id) for id in failure.operations)
         return Finding.of(met, "answers without an adapter, beside requests to one")

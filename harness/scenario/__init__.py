@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mmrepro.failure.documents import Reference as Reference
+from mmrepro.base.records import Reference as Reference
 from mmrepro.failure.signature import Finding as Finding, Outcome as Outcome, Truth as Truth
 from mmrepro.failure.signature.decide import all_met as all_met
 from mmrepro.failure.signature.views import (

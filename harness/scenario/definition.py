@@ -13,18 +13,10 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from mmrepro.base.errors import BrokenScenario, UsageError, did_you_mean
-from mmrepro.base.records import Fidelity
+from mmrepro.base.records import Fidelity, Reference
 from mmrepro.engines import Engine, get_engine
 from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.engines.models import TinyModel, TinyQwen2VL
-from mmrepro.failure.documents import (
-    ClaimResult,
-    Exhibit,
-    KeyStack,
-    Reference,
-    ScenarioFacts,
-    SymptomRow,
-)
 from mmrepro.failure.signature import (
     Condition,
     Finding,
@@ -68,7 +60,14 @@ from mmrepro.traffic.evidence import Evidence, Missing
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a scenario is often only read, and nothing judged
+    from mmrepro.failure.documents import (
+        ClaimResult,
+        Exhibit,
+        KeyStack,
+        ScenarioFacts,
+        SymptomRow,
+    )
     from mmrepro.failure.documents.searches import Ablation
     from mmrepro.scenario.silent import Failure
     from mmrepro.traffic.drive import Drive
@@ -471,6 +470,8 @@ class Scenario(ABC):
 
     @property
     def facts(self) -> ScenarioFacts:
+        from mmrepro.failure.documents import ScenarioFacts
+
         return ScenarioFacts(
             name=self.name,
             variant=self.variant,
@@ -638,6 +639,8 @@ class _Judged:
         }
 
     def row(self, row: Row) -> SymptomRow:
+        from mmrepro.failure.documents import SymptomRow
+
         found = self.found(row.by)
         known = found.truth is not Truth.UNKNOWN and row.abnormal_if is not None
         return SymptomRow(
@@ -658,6 +661,8 @@ class _Judged:
         return found.observed if isinstance(found, Finding) else str(found)
 
     def claim(self, claim: Claim, by: str | Many | Check | None) -> ClaimResult:
+        from mmrepro.failure.documents import ClaimResult
+
         filled = self.scenario.filled
         claim = replace(
             claim,

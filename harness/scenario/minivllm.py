@@ -1,11 +1,12 @@
 """What scenarios of minivllm share: a fault that is switched on, and the same place put right."""
 
+from __future__ import annotations
+
 import re
 import shlex
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.engines.models.qwen import TinyQwen3
-from mmrepro.failure.documents import SymptomRow
 from mmrepro.failure.signature import Finding, Truth, checks
 from mmrepro.failure.signature.views import Logs, Metrics, Requests
 from mmrepro.scenario.definition import Scenario
@@ -24,6 +25,9 @@ from mmrepro.scenario.parts import (
 )
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
+
+if TYPE_CHECKING:
+    from mmrepro.failure.documents import SymptomRow
 
 BLOCK_SIZE = 16
 PIXELS = 28
@@ -193,6 +197,8 @@ class MinivllmFault(Switched):
         return [*map(self._row, sent.values()), *super().symptom_rows(evidence, facts)]
 
     def _row(self, sent: RequestRecord) -> SymptomRow:
+        from mmrepro.failure.documents import SymptomRow
+
         refused = sent.label in self.refused
         return SymptomRow(
             check=sent.label,

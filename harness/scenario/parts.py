@@ -12,9 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from mmrepro.base.errors import BrokenScenario
-from mmrepro.base.records import Fidelity
+from mmrepro.base.records import ClaimStatus, Fidelity, Reference
 from mmrepro.engines.base import Mitigation, Patch
-from mmrepro.failure.documents import ClaimStatus, Reference
 from mmrepro.failure.signature.decide import Finding, Part, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version

@@ -1,18 +1,19 @@
 """For scenarios of SGLang: two pictures that a cache takes for one, and requests with an id."""
 
+from __future__ import annotations
+
 import asyncio
 import io
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mmrepro.base.records import Fidelity, StandIn
 from mmrepro.engines import Engine
 from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.engines.models.qwen import MERGE, PATCH, QwenModel, smart_resize
 from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.documents import Exhibit, Shown
 from mmrepro.failure.signature import Condition, Finding
 from mmrepro.failure.signature.comparison import (
     CACHED_TOTAL,
@@ -30,6 +31,9 @@ from mmrepro.scenario.silent import Pair, as_in_a_run
 from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 from mmrepro.traffic.reading import Watch
+
+if TYPE_CHECKING:
+    from mmrepro.failure.documents import Exhibit, Shown
 
 CONTROL = "control"
 OTHER = "gate: other picture after another"
@@ -349,6 +353,8 @@ class PictureAlias(Scenario):
         return as_in_a_run(self, facts)
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
+        from mmrepro.failure.documents import Exhibit
+
         first, second = self.pair
         alone = [f"gate: {first} alone", f"gate: {second} alone"]
         labels = [*alone, f"{second} after {first}", f"{CONTROL} after {first}"]
@@ -369,6 +375,8 @@ def own_answer(picture: str) -> Callable[[ComparedAnswers], str]:
 
 def shown(answers: ComparedAnswers, label: str) -> Shown:
     """One column of the comparison; the label begins with the picture's name."""
+    from mmrepro.failure.documents import Shown
+
     caption = label.removeprefix("gate: ")
     name = caption.split()[0]
     column = Shown(caption=caption, file=f"{name}.png", text="no answer")

@@ -4,16 +4,20 @@ A sound cache shares what two prompts have in common up to the place where they 
 part at two different pictures, and the engine takes these for one, it shares more.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mmrepro.base.records import Fidelity
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.base.records import Fidelity, FindingClass
 from mmrepro.failure.signature import Condition, Finding
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import LiveFacts, RunFacts
-from mmrepro.traffic.case.model import Barrier, Case, Operation
 from mmrepro.traffic.drive import Picture
+
+if TYPE_CHECKING:
+    from mmrepro.traffic.case.model import Case, Operation
 
 SILENT = frozenset({FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER})
 """Of whom no log tells, and nothing that a look at the server could see."""
@@ -22,7 +26,7 @@ BEFORE = ("tools", "documents", "chat_template", "chat_template_kwargs")
 SALTS = ("cache_salt", "extra_key")
 """Fields that set its entries of a prefix cache apart."""
 
-Items = Callable[[Operation, Mapping[str, Picture]], Sequence[object]]
+Items = Callable[["Operation", Mapping[str, Picture]], Sequence[object]]
 """Of a request what a prefix cache goes by, in order; pictures as themselves."""
 
 
@@ -131,6 +135,8 @@ def _equal(one: object, other: object) -> bool:
 
 def maybe_before(case: Case, id: str) -> list[Operation]:
     """Operations that do not wait for the one called ``id``, nor for one that does."""
+    from mmrepro.traffic.case.model import Barrier
+
     later = {id}
     for op in case.operations:
         if any(Barrier.parse(text).op in later for text in op.after):

@@ -4,9 +4,12 @@ Starts from the desynchronised caches of ``mm-cache-desync``: the failed request
 the receiver's LRU order that is not in the cache, and the first eviction never ends.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from mmrepro.scenario import (
     Drive,
@@ -27,7 +30,6 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import (
     Condition,
-    KeyStack,
     Picture,
     StackSample,
     StacksData,
@@ -35,6 +37,9 @@ from mmrepro.scenario.more import (
     guarded,
 )
 from mmrepro.scenarios.ghost_key_eviction import ghost, report
+
+if TYPE_CHECKING:
+    from mmrepro.scenario.more import KeyStack
 
 
 class GhostKeyEviction(vllm.MmCacheScenario):
@@ -219,6 +224,8 @@ class GhostKeyEviction(vllm.MmCacheScenario):
 
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
         """Of those inside the loop the one that shows the most: ``popitem``, and its key."""
+        from mmrepro.scenario.more import KeyStack
+
         samples = [s for _, data in evidence.results(StacksData, "check") for s in data.samples]
         threads = [(s.pid, t) for s in samples for t in s.threads if t.within(ghost.THREAD)]
         looping = [(pid, t) for pid, t in threads if t.within(*ghost.LOOP)]

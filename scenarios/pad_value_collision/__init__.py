@@ -41,7 +41,6 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import (
     ComparedAnswers,
-    Exhibit,
     Failure,
     HttpData,
     Picture,
@@ -60,6 +59,7 @@ from mmrepro.scenarios.pad_value_collision.report import (
 )
 
 if TYPE_CHECKING:
+    from mmrepro.scenario.more import Exhibit
     from mmrepro.tools.collide.pair import Identity
 
 BATCH = "sglang/srt/managers/schedule_batch.py"
@@ -315,7 +315,7 @@ class PadValueCollision(sglang.PictureAlias):
     rows, claims = report.ROWS, (*report.CLAIMS, *traffic.CLAIMS)
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
-        return [*super().exhibits(evidence, facts), report.CURVE]
+        return [*super().exhibits(evidence, facts), report.curve()]
 
 
 def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, Identity]:

@@ -1,6 +1,9 @@
 """What the analysis of the pad value collision states, judged; its rows, and the birthday curve."""
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
 from mmrepro.scenario import (
     Finding,
@@ -14,15 +17,10 @@ from mmrepro.scenario import (
     sglang,
     unmitigated,
 )
-from mmrepro.scenario.more import (
-    Birthday,
-    ComparedAnswers,
-    Exhibit,
-    Pool,
-    changed,
-    collision_probability,
-    images_for,
-)
+from mmrepro.scenario.more import ComparedAnswers, changed
+
+if TYPE_CHECKING:
+    from mmrepro.scenario.more import Exhibit
 
 REPRODUCER = "pad_value_collision.py"
 PADS = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
@@ -66,6 +64,8 @@ def half_chance(reproducers: Reproducers) -> Finding:
     facts = reproducers.facts(REPRODUCER)
     if facts.get("pad_of_2_30") is None or facts.get("pad_of_2_30") != facts.get("pad_of_0"):
         return Finding.unknown("this release has more than 2^30 pad values")
+    from mmrepro.scenario.more import collision_probability, images_for
+
     half, there = images_for(0.5, BITS), collision_probability(REPORTED_POOL, BITS)
     text = f"50 % is reached at {half:,} images; {REPORTED_POOL:,} give {there:.1%}"
     return Finding.of(abs(there - 0.5) < 0.01, text)
@@ -178,14 +178,18 @@ ROWS = (
     row("HTTP status after the other picture", "silent", "200", abnormal_if=False),
 )
 
-POOLS = {
-    images_for(0.5, BITS): "one half",
-    REPORTED_POOL: "the analysis' 50 %",
-    10_000: "a shop's catalogue",
-    100_000: "a day of a busy service",
-}
-CURVE = Exhibit(
-    title="How soon two of many pictures collide",
-    note="Pictures that one server's prefix cache holds at a time, 30 bits each.",
-    birthday=Birthday(bits=BITS, pools=[Pool(images=n, label=what) for n, what in POOLS.items()]),
-)
+
+def curve() -> Exhibit:
+    from mmrepro.scenario.more import Birthday, Exhibit, Pool, images_for
+
+    pools = {
+        images_for(0.5, BITS): "one half",
+        REPORTED_POOL: "the analysis' 50 %",
+        10_000: "a shop's catalogue",
+        100_000: "a day of a busy service",
+    }
+    return Exhibit(
+        title="How soon two of many pictures collide",
+        note="Pictures that one server's prefix cache holds at a time, 30 bits each.",
+        birthday=Birthday(bits=BITS, pools=[Pool(images=n, label=t) for n, t in pools.items()]),
+    )

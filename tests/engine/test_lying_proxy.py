@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from lying_proxy import Lie, LyingProxy, lying
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.failure.documents.folder import Journal
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.runs.options import RunCommand
 from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.runs.start import Started

@@ -5,8 +5,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import Judged

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from live import COMMAND, RunOnce
 from live_server import Server, serving
-from mmrepro.base.records import Fidelity, HostFacts, Moment
+from mmrepro.base.records import Fidelity, FindingClass, HostFacts, Moment
 from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.engines.models.qwen import TinyQwen3
-from mmrepro.failure.documents.replay import Finding, FindingClass, Rate, Replay
+from mmrepro.failure.documents.replay import Finding, Rate, Replay
 from mmrepro.reports.replay import write_replay
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Origin, Part, ServerWanted

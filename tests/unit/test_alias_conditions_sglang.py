@@ -191,7 +191,7 @@ def test_what_is_told_of_pad_values() -> None:
     assert report.pad_range(many).observed.endswith(": more than 2^30 different ones")
     half = "50 % is reached at 38,582 images; 46,000 give 62.7%"
     assert report.half_chance(few).observed == half
-    pools = report.CURVE.birthday
+    pools = report.curve().birthday
     assert pools is not None
     assert [p.images for p in pools.pools] == [38_582, 46_000, 10_000, 100_000]
 

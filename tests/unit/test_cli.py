@@ -47,8 +47,9 @@ Here = Callable[..., Said]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
-    """``mmrepro …`` in this process, in an empty folder."""
+    """``mmrepro …`` in this process, in an empty folder, with a cache of its own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     for name, text in {"UV_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "200"}.items():
         monkeypatch.setenv(name, text)
 

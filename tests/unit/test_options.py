@@ -17,6 +17,7 @@ from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Command, Declared, Origin, declared
+from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.matrix import selectors
 from mmrepro.campaign.matrix.options import load
 from mmrepro.campaign.trial import spawn
@@ -158,6 +159,16 @@ def test_a_command_parsed_again_is_the_same_options(
     private = {one.field: one.default for one in declared(made) if one.option.private}
     options = replace(options, **private)
     assert parsed(made, all_words(options)) == options
+
+
+@pytest.mark.parametrize("child", [(), ("src", "-x.py")])
+@pytest.mark.parametrize("name", ["-", "-x", "x"])
+def test_a_scenario_that_begins_with_a_dash_is_no_path_of_a_clone(
+    name: str, child: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What follows ``--`` are a bisection's paths, unless there is a second one."""
+    options = BisectCommand(scenario=name, clone=tmp_path if child else None, child=child)
+    assert parsed(BisectCommand, all_words(options)) == options
 
 
 # ---------------------------------------------------------------- files and variables

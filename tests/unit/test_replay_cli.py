@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import jsonschema
 import pytest
 from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError, UsageError
+from mmrepro.base.records import FindingClass
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.work import Began
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.replay import FindingClass, PlayFacts, Replay
+from mmrepro.failure.documents.replay import PlayFacts, Replay
 from mmrepro.reports.html import render_html
 from mmrepro.reports.replay import compose
 from mmrepro.scenario.registry import load_scenario

@@ -14,12 +14,13 @@ from made_up_replay import HOST, finding, ghost_case, replay
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import gpu as gpu_module
 from mmrepro.base.machine.gpu import Choice, choose, read_gpus
+from mmrepro.base.records import FindingClass
 from mmrepro.campaign.accept.judging import Ended, search_judge
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.engines import spec_for
 from mmrepro.failure.documents.acceptance import Status
 from mmrepro.failure.documents.ledger import Cell
-from mmrepro.failure.documents.replay import FindingClass, Rate
+from mmrepro.failure.documents.replay import Rate
 from mmrepro.reports.replay import write_replay
 from mmrepro.runs.play import player as players
 from mmrepro.runs.play.players import Players, Servers

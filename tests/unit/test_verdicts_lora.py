@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of, judge

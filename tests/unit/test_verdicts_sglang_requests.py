@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from imposters.sglang import Edit, answered_as, asked, facts, logged, unread
 from imposters.sglang_requests import lines_without, measured, measured_as
-from mmrepro.base.records import Moment
+from mmrepro.base.records import FindingClass, Moment
 from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of, judge

@@ -15,19 +15,12 @@ import mmrepro
 from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
 from mmrepro.base.errors import BadIncident, ExitCode
 from mmrepro.base.machine.files import Device, digest
-from mmrepro.base.records import Document
+from mmrepro.base.records import Document, FindingClass
 from mmrepro.base.units import duration
 from mmrepro.campaign.trial import incident_in
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.acceptance import Row, Status
-from mmrepro.failure.documents.replay import (
-    FUZZ_FILE,
-    REPLAY_FILE,
-    Finding,
-    FindingClass,
-    Fuzz,
-    Replay,
-)
+from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, Finding, Fuzz, Replay
 from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.signature import Outcome
 from mmrepro.reproducers import reproducer_path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import UsageError
+from mmrepro.base.records import FindingClass
 from mmrepro.campaign.accept.judging import (
     CPU_ONLY,
     EVERYWHERE,
@@ -34,7 +35,6 @@ from mmrepro.campaign.accept.judging import (
 )
 from mmrepro.campaign.trial import incident_in
 from mmrepro.failure.documents.acceptance import Row, Status
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.scenarios.chunked_mm_prefill import device_assert
 
 TITLE = "device-side asserts on purpose, each in a child"

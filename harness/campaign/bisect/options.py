@@ -129,7 +129,8 @@ class BisectCommand(SeveralRuns):
             )
 
     def argv(self, **changed: Any) -> list[str]:
-        return [*super().argv(**changed), *(["--", *self.child] if self.child else [])]
+        words = super().argv(**changed)
+        return [*words, *(["--", *self.child] if self.child or "--" in words else [])]
 
     @property
     def directions(self) -> tuple[Direction, ...]:

@@ -165,9 +165,10 @@ def prune(
             and engine in ("", manifest.engine)
             and release in ("", manifest.release)
             and (not names or path.name in names)
-            and not (
-                older_than_days is not None
-                and time.time() - last_used(path) < older_than_days * 86400
+            and (
+                older_than_days is None
+                # Of a number that is none nothing is true, and nothing is removed.
+                or time.time() - last_used(path) >= older_than_days * 86400
             )
         )
 

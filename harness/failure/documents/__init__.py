@@ -2,8 +2,10 @@
 
 from mmrepro.base.records import (
     EVIDENCE_DIR as EVIDENCE_DIR,
+    ClaimStatus as ClaimStatus,
     Fidelity as Fidelity,
     HostFacts as HostFacts,
+    Reference as Reference,
     Setting as Setting,
     StandIn as StandIn,
     WheelFacts as WheelFacts,
@@ -12,7 +14,6 @@ from mmrepro.failure.documents.model import (
     INCIDENT_FILE as INCIDENT_FILE,
     Birthday as Birthday,
     ClaimResult as ClaimResult,
-    ClaimStatus as ClaimStatus,
     EngineFacts as EngineFacts,
     Exhibit as Exhibit,
     GateFacts as GateFacts,
@@ -23,7 +24,6 @@ from mmrepro.failure.documents.model import (
     MitigationFacts as MitigationFacts,
     ModelFacts as ModelFacts,
     Pool as Pool,
-    Reference as Reference,
     ScenarioFacts as ScenarioFacts,
     ServerFacts as ServerFacts,
     Shown as Shown,

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import base64
 import math
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.base.records import (
+    ClaimStatus,
     Document,
     Fidelity,
     HostFacts,
     Moment,
     Record,
+    Reference,
     Setting,
     StandIn,
     WheelFacts,
@@ -215,12 +216,6 @@ class SourceExcerpt(Record):
     note: str
 
 
-class ClaimStatus(StrEnum):
-    CONFIRMED = "confirmed"
-    REFUTED = "refuted"
-    NOT_TESTED = "not-tested"
-
-
 class ClaimResult(Record):
     id: str
     text: str
@@ -245,13 +240,6 @@ class MitigationFacts(Record):
     ] = False
     observed: Annotated[str, Field(description="what its effect was told by")] = ""
     command: Annotated[str, Field(description="how to try it")]
-
-
-class Reference(Record):
-    id: str
-    title: str
-    url: str
-    note: str = ""
 
 
 class ServerFacts(Record):

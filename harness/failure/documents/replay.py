@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from mmrepro.base.records import Record, Setting, WheelFacts
+from mmrepro.base.records import FindingClass, Record, Setting, WheelFacts
 from mmrepro.failure.documents import Fidelity, HostFacts, StandIn
 from mmrepro.failure.documents.searches import CampaignDocument
 from mmrepro.traffic.case.model import Origin, ServerWanted
@@ -17,86 +17,6 @@ PUBLIC_DIR = "anonymised"
 """Below a finding's folder: its case with other words and pictures, which was played and fails."""
 VERDICTS_FILE = "verdicts.jsonl"
 """Beside it: one line for each play that began and each that ended; ``--resume`` reads it."""
-
-
-class FindingClass(StrEnum):
-    """What is wrong; the worst first. Oracles are named after them in docs/replay.md."""
-
-    START_FAILURE = "start-failure"
-    DEATH = "death"
-    HANG = "hang"
-    FAILING = "failing"
-    SERVER_ERROR = "server-error"
-    CROSS_TALK = "cross-talk"
-    CACHE_BOUND = "cache-bound"
-    WRONG_ANSWER = "wrong-answer"
-    CANARY = "canary"
-    EXPECTATION = "expectation"
-    PROTOCOL = "protocol"
-    METRICS = "metrics"
-    RESIDUE = "residue"
-
-    @property
-    def place(self) -> int:
-        """Among all of them; the worst has 0."""
-        return list(type(self)).index(self)
-
-    @property
-    def words(self) -> str:
-        """What is observed."""
-        return _CLASSES[self][0]
-
-    @property
-    def expected(self) -> str:
-        """What a sound engine does."""
-        return _CLASSES[self][1]
-
-
-_CLASSES: Final = {
-    FindingClass.START_FAILURE: ("the server does not start", "the server becomes ready"),
-    FindingClass.DEATH: ("the server dies", "the server lives on, whatever a client sends"),
-    FindingClass.HANG: ("a request is never answered", "every request is answered or refused"),
-    FindingClass.FAILING: (
-        "the server lives on and fails every request",
-        "what was answered once is answered again, whatever came between",
-    ),
-    FindingClass.SERVER_ERROR: (
-        "a request fails in the server",
-        "every request is answered, or refused with a 4xx",
-    ),
-    FindingClass.CROSS_TALK: (
-        "an answer depends on the content of other requests",
-        "an answer depends on its own request only",
-    ),
-    FindingClass.CACHE_BOUND: (
-        "more of a prompt is taken from the cache than was sent before",
-        "cached tokens are at most the longest prefix that an earlier request shares",
-    ),
-    FindingClass.WRONG_ANSWER: (
-        "an answer is not the one of the same server without caches",
-        "caches and batching do not change a greedy answer",
-    ),
-    FindingClass.CANARY: (
-        "the canary is answered otherwise after the traffic",
-        "the same request has the same answer, before and after",
-    ),
-    FindingClass.EXPECTATION: (
-        "an answer is not as the case expects it",
-        "the answer is as the case expects it",
-    ),
-    FindingClass.PROTOCOL: (
-        "an answer breaks the protocol",
-        "the answer is whole and agrees with itself",
-    ),
-    FindingClass.METRICS: (
-        "the server's counters contradict its answers",
-        "the counters agree with what the client sent and received",
-    ),
-    FindingClass.RESIDUE: (
-        "the idle server does not return to where it was",
-        "running, waiting, memory, threads and files return to the baseline",
-    ),
-}
 
 
 class Expectation(Record):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from mmrepro.base.machine.journal import Head, JournalKind, Line
+from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.replay import (
     EPISODES_DIR,
     EPISODES_FILE,
@@ -17,7 +18,6 @@ from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     Episode,
     Finding,
-    FindingClass,
     Found,
     Fuzz,
     Replay,

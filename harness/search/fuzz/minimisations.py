@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import (
     EPISODES_DIR,
     Episode,
     Finding,
-    FindingClass,
     Found,
     PlayFacts,
     Sighting,

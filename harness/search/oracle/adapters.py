@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import NO_SUCH
 from mmrepro.search.oracle.reference import CHANGES, LOADS, PLAIN, static_adapters

@@ -24,13 +24,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.engines.features import paired
 from mmrepro.engines.models.qwen import FACTOR
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.engines.sglang import OPTIONS as SGLANG_OPTIONS
-from mmrepro.failure.documents.replay import Expectation, FindingClass, Sighting
+from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from mmrepro.failure.documents.replay import Expectation, FindingClass, Sighting
+from mmrepro.base.records import FindingClass
+from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.search.oracle import near_ties
 from mmrepro.search.oracle.judged import Judged, sighting
 from mmrepro.search.oracle.loud import GRAMMARS

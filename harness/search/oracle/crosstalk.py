@@ -15,7 +15,7 @@ from itertools import combinations, count
 from math import comb
 from pathlib import Path
 
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.base.records import FindingClass
 from mmrepro.search.oracle import near_ties
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.oracle.near_ties import Answer, Verdict

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
 from mmrepro.search.oracle.promises import ids_of, misfit, unlike
 from mmrepro.traffic.case.model import Case, Expect

@@ -14,9 +14,10 @@ from itertools import combinations, pairwise
 from statistics import median
 from typing import NamedTuple
 
+from mmrepro.base.records import FindingClass
 from mmrepro.base.units import size
 from mmrepro.engines import Engine
-from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle import loud, near_ties
 from mmrepro.search.oracle.adapters import adapters

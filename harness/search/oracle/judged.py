@@ -17,8 +17,8 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Annotated, Any, Self
 
-from mmrepro.base.records import Record
-from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.base.records import FindingClass, Record
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.probes.data import Frame, StackSample, ThreadStack
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Operation

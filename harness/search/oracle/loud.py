@@ -13,8 +13,9 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
-from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.failure.signature.coherence import sent_by_others
 from mmrepro.probes.data import StacksData

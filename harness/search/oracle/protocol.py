@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.search.oracle import promises
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
 from mmrepro.base.machine.journal import JournalKind
-from mmrepro.base.records import Record
+from mmrepro.base.records import FindingClass, Record
 from mmrepro.campaign.campaign import State
 from mmrepro.campaign.events import Found, RunEnded
 from mmrepro.campaign.search import Search, Spent
 from mmrepro.campaign.work import Began, Here, OnServers, Order, Working
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.folder import new_folder
-from mmrepro.failure.documents.replay import Finding, FindingClass, PlayFacts, bucket_words
+from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge

@@ -11,6 +11,7 @@ from typing import Any
 
 from mmrepro.base.errors import BadIncident, ExitCode, UsageError
 from mmrepro.base.machine.files import is_file, is_folder
+from mmrepro.base.records import FindingClass
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field
 from mmrepro.campaign.bisect.session import Bisecting
@@ -20,13 +21,7 @@ from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.finding import load as load_finding
 from mmrepro.failure.documents.here import FINDING, LAST, names, place
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
-from mmrepro.failure.documents.replay import (
-    REPLAY_FILE,
-    VERDICTS_FILE,
-    Finding,
-    FindingClass,
-    Replay,
-)
+from mmrepro.failure.documents.replay import REPLAY_FILE, VERDICTS_FILE, Finding, Replay
 from mmrepro.failure.documents.searches import Bisection
 from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.signature import Outcome, Truth

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import MmreproError, UsageError
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.diagnosis import Fit, Match
-from mmrepro.failure.documents.replay import Finding, FindingClass, Sighting
+from mmrepro.failure.documents.replay import Finding, Sighting
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose.match import all_scenarios, match_all, union
 from mmrepro.live.diagnose.options import DiagnoseCommand

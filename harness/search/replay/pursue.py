@@ -9,8 +9,9 @@ from pathlib import Path
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import write_file
+from mmrepro.base.records import FindingClass
 from mmrepro.campaign.search import Spent
-from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding, FindingClass, Rate, Sighting, Step
+from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding, Rate, Sighting, Step
 from mmrepro.search.oracle.judge import grows
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.attempts import Attempts

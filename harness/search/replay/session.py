@@ -11,11 +11,12 @@ from typing import Any
 
 import psutil
 from mmrepro.base.machine.files import is_there
+from mmrepro.base.records import FindingClass
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.folder import prepared
-from mmrepro.failure.documents.replay import Answer, Finding, FindingClass, Replay, Sighting
+from mmrepro.failure.documents.replay import Answer, Finding, Replay, Sighting
 from mmrepro.search.oracle.judge import NO_BLOCKS
 from mmrepro.search.oracle.judged import Judged, alike
 from mmrepro.search.replay.attempts import (

@@ -21,12 +21,12 @@ from xml.etree import ElementTree
 import psutil
 from mmrepro.base.errors import NotConfirmed, UsageError
 from mmrepro.base.machine.files import cache_root, device_of
+from mmrepro.base.records import FindingClass
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.supervise import free_port, run_variables
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import RunCommand
 from mmrepro.runs.play.player import replayed

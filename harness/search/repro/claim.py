@@ -7,15 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from mmrepro.base.errors import UsageError
-from mmrepro.failure.documents.replay import (
-    Answer,
-    Claim,
-    Finding,
-    FindingClass,
-    Replay,
-    ReproVerdict,
-    Sighting,
-)
+from mmrepro.base.records import FindingClass
+from mmrepro.failure.documents.replay import Answer, Claim, Finding, Replay, ReproVerdict, Sighting
 from mmrepro.search.replay.pursue import LOUD
 
 _DEATH: Final = re.compile(

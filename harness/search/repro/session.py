@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import device_of, is_file, is_folder, read_file, write_file
+from mmrepro.base.records import FindingClass
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
@@ -25,7 +26,6 @@ from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     Claim,
     Finding,
-    FindingClass,
     OnRelease,
     Replaced,
     Replay,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.base.records import FindingClass
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
 from mmrepro.search.oracle.judged import alike, normalised
 from mmrepro.search.oracle.loud import OVERLOADED, error_words

@@ -1,5 +1,6 @@
 """Listing, and that pruning takes what it should and nothing else."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -80,6 +81,7 @@ def test_without_a_choice_only_leftovers_go(made: Environment) -> None:
         ({"engine": "sglang"}, False),
         ({"older_than_days": 1}, False),
         ({"older_than_days": 0}, True),
+        ({"older_than_days": math.nan}, False),
     ],
 )
 def test_choices(choice: dict[str, object], goes: bool, made: Environment) -> None:

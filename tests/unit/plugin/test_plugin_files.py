@@ -94,7 +94,8 @@ def test_a_ci_machine_reads_the_reason_in_the_summary_too(
     monkeypatch.setenv("CI", ci)
     text = said(night(faked({"0.23.0": [GOOD]})))
     assert before_the_summary(text).count("/run-4/report.md") == 2
-    assert text.count("/run-4/report.md") == (3 if ci else 2)
+    whole = ci or pytest.version_tuple < (9,)  # where pytest does not cut a reason
+    assert text.count("/run-4/report.md") == (3 if whole else 2)
 
 
 def test_inconclusive_can_be_a_skip(faked: Faked) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_plays import SERVER, Answers, fake_seen
-from mmrepro.base.records import Moment
+from mmrepro.base.records import FindingClass, Moment
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Handler
 from mmrepro.campaign.provisions import Provisions
@@ -14,7 +14,7 @@ from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents import Fidelity
-from mmrepro.failure.documents.replay import FindingClass, Replay, Sighting
+from mmrepro.failure.documents.replay import Replay, Sighting
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import Players
 from mmrepro.search.oracle.judged import Judged

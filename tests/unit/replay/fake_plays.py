@@ -3,7 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from mmrepro.failure.documents.replay import Expectation, FindingClass, PlayFacts, Sighting
+from mmrepro.base.records import FindingClass
+from mmrepro.failure.documents.replay import Expectation, PlayFacts, Sighting
 from mmrepro.search.replay.shrink import Spent, Verdict
 from mmrepro.search.replay.store import STUCK, UNSENT, Observation
 from mmrepro.traffic.case.files import case_digest

@@ -3,11 +3,10 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mmrepro.base.records import Fidelity, HostFacts, Moment, Setting
+from mmrepro.base.records import Fidelity, FindingClass, HostFacts, Moment, Setting
 from mmrepro.failure.documents.replay import (
     Expectation,
     Finding,
-    FindingClass,
     Needed,
     PlayFacts,
     Rate,

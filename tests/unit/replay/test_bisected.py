@@ -15,6 +15,7 @@ from made_up_replay import finding, ghost_case, replay, unconfirmed
 from matrix_nights import FakeProvisions
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Command
+from mmrepro.base.records import FindingClass
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import field_of
 from mmrepro.campaign.campaign import Campaign
@@ -22,7 +23,7 @@ from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.cli.app import app
 from mmrepro.failure.documents.ledger import Lost
-from mmrepro.failure.documents.replay import REPLAY_FILE, FindingClass, PlayFacts, Replay
+from mmrepro.failure.documents.replay import REPLAY_FILE, PlayFacts, Replay
 from mmrepro.failure.documents.searches import Bisection
 from mmrepro.failure.documents.stored import document_json
 from mmrepro.failure.signature import Outcome

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 from made_up_answers import play, prompt_of
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.base.records import FindingClass
 from mmrepro.search.oracle.crosstalk import (
     LEAST_RUNS,
     crosstalk,

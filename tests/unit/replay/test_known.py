@@ -6,8 +6,9 @@ import pytest
 from fake_player import played
 from fake_plays import BUCKET, OTHER, fake_case, fake_op, fake_seen
 from mmrepro.base.errors import UsageError
+from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.diagnosis import Fit, Match
-from mmrepro.failure.documents.replay import FindingClass, PlayFacts, Sighting
+from mmrepro.failure.documents.replay import PlayFacts, Sighting
 from mmrepro.scenario import Drive, Finding, Scenario, Truth
 from mmrepro.scenario.more import Failure
 from mmrepro.search.replay import known

@@ -9,7 +9,7 @@ import pytest
 from fake_server import STREAM_HEAD, http, serving
 from lying_proxy import Lie, LyingProxy, lying
 from made_up_answers import answered, play, prompt_of
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.base.records import FindingClass
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.oracle.reference import comparable

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from made_up_plays import moment
+from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
 from mmrepro.search.oracle import judged
 

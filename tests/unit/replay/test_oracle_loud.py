@@ -2,8 +2,8 @@
 
 import pytest
 from made_up_plays import answer, canary, case_of, operation, played, refused
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.probes.data import Frame, ThreadStack
 from mmrepro.search.oracle import loud
 from mmrepro.search.oracle.judge import judge

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_sglang import write_engine
 from mmrepro.base.errors import EngineStartError, InfrastructureError
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.base.records import FindingClass
 from mmrepro.scenario import Finding, Truth
 from mmrepro.scenario.more import Failure
 from mmrepro.scenario.registry import load_scenario

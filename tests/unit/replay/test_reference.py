@@ -4,8 +4,9 @@ import random
 
 import pytest
 from made_up_answers import answered, play, prompt_of, record
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.oracle.reference import (

@@ -10,7 +10,8 @@ from fake_player import NO_START, NOW, FakePlayer, FlakyEngine, replaying
 from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
 from grids import grid
 from mmrepro.base.errors import InfrastructureError, UsageError
-from mmrepro.failure.documents.replay import VERDICTS_FILE, FindingClass
+from mmrepro.base.records import FindingClass
+from mmrepro.failure.documents.replay import VERDICTS_FILE
 from mmrepro.reports.replay import seconds
 from mmrepro.runs.play.observing import blocks
 from mmrepro.search.oracle.judge import LEAST_STEP, quiescence

@@ -7,7 +7,7 @@ import shlex
 import time
 
 import pytest
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.base.records import FindingClass
 from mmrepro.search.repro.issue import read_issue
 from mmrepro.search.repro.server_command import parse
 

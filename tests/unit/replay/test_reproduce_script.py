@@ -20,9 +20,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from made_up_replay import SERVER, Expectation, finding, ghost_case, operation, replay
-from mmrepro.base.records import StandIn
+from mmrepro.base.records import FindingClass, StandIn
 from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.documents.replay import FindingClass
 from mmrepro.reports.replay_script import literal, script
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures

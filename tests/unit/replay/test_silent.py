@@ -4,8 +4,9 @@ from typing import Any, cast
 
 import pytest
 from fake_plays import fake_case, fake_op
+from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.replay import silent
 from mmrepro.search.replay.attempts import Attempts

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from made_up_replay import SERVER, finding, ghost_case, operation, replay
 from mmrepro.base.errors import NotConfirmed, UsageError
+from mmrepro.base.records import FindingClass
 from mmrepro.cli.app import app
 from mmrepro.engines import sglang
-from mmrepro.failure.documents.replay import REPLAY_FILE, Expectation, Finding, FindingClass
+from mmrepro.failure.documents.replay import REPLAY_FILE, Expectation, Finding
 from mmrepro.failure.documents.stored import document_json
 from mmrepro.reports import replay_script
 from mmrepro.reports.replay_script import upstream_test

@@ -25,17 +25,10 @@ from grids import grid
 from hostile import ACTIVE, HOSTILE, SOME, markdown_tokens, plant, shape
 from made_up_replay import operation
 from mmrepro.base.errors import BadIncident, UsageError
+from mmrepro.base.records import FindingClass
 from mmrepro.cli.app import app
 from mmrepro.failure.documents.finding import LoadedFinding, load
-from mmrepro.failure.documents.replay import (
-    FUZZ_FILE,
-    REPLAY_FILE,
-    Episode,
-    FindingClass,
-    PlayFacts,
-    Rate,
-    Step,
-)
+from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, Episode, PlayFacts, Rate, Step
 from mmrepro.reports import finding as one, findings, fuzz as fuzzing, replay as replays
 from mmrepro.reports.blocks import Block, Picture, words
 from mmrepro.reports.documents import keep, kind_of, render

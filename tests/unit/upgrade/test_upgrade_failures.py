@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from made_up_plays import answer, case_of, operation, picture, refused
-from mmrepro.failure.documents.replay import FindingClass
+from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
 from mmrepro.search.upgrade import catalogue, failures
 from mmrepro.traffic.case.model import Case, ServerWanted

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from made_up_plays import played
-from mmrepro.failure.documents.replay import FindingClass, Sighting
+from mmrepro.base.records import FindingClass
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.upgrade import Side, SideRun
 from mmrepro.search.upgrade.protocol import fields_of
 from mmrepro.traffic.case.model import Case
