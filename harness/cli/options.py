@@ -202,10 +202,9 @@ class DeclaredCommand(TyperCommand):
             ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
         if made is not None and any(one.field == "server_args" for one in declared(made)):
             args = [*_ranks_apart(args)]
-        if hasattr(made, "child") and "--" in args:
-            at = args.index("--")
-            if "--" in args[at + 1 :]:  # the first one is for arguments that begin with a dash
-                at = args.index("--", at + 1)
+        dashes = [at for at, word in enumerate(args) if word == "--"]
+        if hasattr(made, "child") and dashes:
+            at = dashes[:2][-1]  # of two, the first is for arguments that begin with a dash
             ctx.meta[AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]
         words = [*args]  # the parser empties it
         try:

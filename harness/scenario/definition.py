@@ -61,13 +61,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 if TYPE_CHECKING:  # a scenario is often only read, and nothing judged
-    from mmrepro.failure.documents import (
-        ClaimResult,
-        Exhibit,
-        KeyStack,
-        ScenarioFacts,
-        SymptomRow,
-    )
+    from mmrepro.failure.documents import ClaimResult, Exhibit, KeyStack, ScenarioFacts, SymptomRow
     from mmrepro.failure.documents.searches import Ablation
     from mmrepro.scenario.silent import Failure
     from mmrepro.traffic.drive import Drive
