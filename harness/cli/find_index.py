@@ -171,6 +171,7 @@ def scenario_entry(scenario: Scenario) -> Entry:
         patterns=tuple(patterns.values()),
         see=(f"mmrepro show {scenario.name}",),
         words=_words(text for one in variants for text in _texts(one)),
+        row=scenario.row,
     )
 
 

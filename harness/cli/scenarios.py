@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,6 +13,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import BrokenScenario, UsageError
 from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit, print_rows, table_console
+from mmrepro.cli.find import GROUP
 from mmrepro.cli.options import command
 from mmrepro.runs.options import NamedScenario
 
@@ -67,33 +68,46 @@ def list_scenarios(asked: ListCommand) -> None:
             raise error
         typer.echo(page(failures), nl=False)
         return
-    from mmrepro.scenario.registry import load_scenario, scenario_names
-
-    found: list[Scenario | BrokenScenario] = []
-    named = list(names or scenario_names())
-    for name in named:
-        try:
-            found.append(load_scenario(name, conditions=False))
-        except BrokenScenario as error:  # one broken plug-in does not hide the others
-            found.append(error)
     if asked.json:
+        from mmrepro.scenario.registry import scenario_names
         from mmrepro.tools.catalogue.documents import ListDocument, listed
 
         facts = [
             {"name": name, "error": one.message} if isinstance(one, BrokenScenario) else listed(one)
-            for name, one in zip(named, found, strict=True)
+            for name in names or scenario_names()
+            for one in [_loaded(name)]
         ]
         emit(ListDocument(scenarios=facts))
         return
-    rows = [("scenario", "engine", "affected", "default", "what happens")]
-    for name, one in zip(named, found, strict=True):
-        if isinstance(one, BrokenScenario):
-            rows.append((name, "", "", "", one.message))
+    print_rows(
+        [("scenario", "engine", "affected", "default", "what happens"), *_rows(names)], spare=(3, 1)
+    )
+
+
+def _loaded(name: str) -> Scenario | BrokenScenario:
+    """One broken plug-in does not hide the others."""
+    from mmrepro.scenario.registry import load_scenario
+
+    try:
+        return load_scenario(name, conditions=False)
+    except BrokenScenario as error:
+        return error
+
+
+def _rows(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Of those that come with mmrepro by its index: loading them all takes too long here."""
+    from importlib.metadata import entry_points
+
+    from mmrepro.tools.catalogue.find import entries
+
+    points = {point.name: point.module for point in entry_points(group=GROUP)}
+    ours = {entry.name: entry.row for entry in entries() if entry.kind == "scenario"}
+    for name in names or sorted(points):
+        if name in ours and points.get(name, "").startswith("mmrepro.scenarios."):
+            yield ours[name]
         else:
-            variants = ", ".join(v.variant for v in one.variants)
-            title = f"{one.title} ({variants})" if variants else one.title
-            rows.append((one.name, one.engine, one.affected_where, one.release, title))
-    print_rows(rows, spare=(3, 1))
+            one = _loaded(name)
+            yield (name, "", "", "", one.message) if isinstance(one, BrokenScenario) else one.row
 
 
 def _recorded(ledger: Path | None) -> list[RecordedRun]:

@@ -235,9 +235,11 @@ class Engine(ABC):
         """
         return None
 
-    @abstractmethod
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
-        """How to provision ``release``. Raises UnknownRelease."""
+        """How to provision ``release``; by default from the index. Raises UnknownRelease."""
+        from mmrepro.engines.environments.spec import SPECS
+
+        return SPECS[self.name](release, "cuda" if device == "cuda" else "cpu")
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """The command that starts the server. An option ``{feature:NAME}`` stands for that

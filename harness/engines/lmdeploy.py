@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from mmrepro.base.records import Fidelity, Setting, StandIn
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Patch, two_threads
-from mmrepro.engines.environments.spec import EnvironmentSpec, lmdeploy_spec
 from mmrepro.probes.data import LogPattern
 from packaging.version import Version
 
@@ -96,9 +95,6 @@ class LmdeployEngine(Engine):
 
     def role_of(self, name: str, cmdline: str) -> str:
         return "api_server" if " api_server " in cmdline else super().role_of(name, cmdline)
-
-    def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
-        return lmdeploy_spec(release, "cuda" if device == "cuda" else "cpu")
 
     def own_patches(self, request: LaunchRequest) -> tuple[Patch, ...]:
         if request.environment.spec.device != "cpu":

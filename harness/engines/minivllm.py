@@ -1,12 +1,16 @@
 """minivllm: the small engine in ``reproducers/minivllm``, with its faults on switches."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.base.records import Fidelity, Setting
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Mitigation
-from mmrepro.engines.environments.spec import EnvironmentSpec, minivllm_spec
 from mmrepro.reproducers import reproducer_path
+
+if TYPE_CHECKING:
+    from mmrepro.engines.environments.spec import EnvironmentSpec
 
 
 class MinivllmEngine(Engine):
@@ -65,6 +69,8 @@ class MinivllmEngine(Engine):
         )
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
+        from mmrepro.engines.environments.spec import minivllm_spec
+
         return minivllm_spec(release, "cuda" if device == "cuda" else "cpu")
 
     def interpreter_args(self, module: str) -> list[str]:

@@ -1,9 +1,11 @@
 """SGLang: its own server from PyPI, on a GPU, or on a CPU behind a stand-in for its kernels."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Fidelity, Setting, StandIn
@@ -18,8 +20,10 @@ from mmrepro.engines.base import (
     ranks_of,
     two_threads,
 )
-from mmrepro.engines.environments.spec import EnvironmentSpec, sglang_spec
 from packaging.version import Version
+
+if TYPE_CHECKING:
+    from mmrepro.engines.environments.spec import EnvironmentSpec
 
 SERVER_MODULE = "sglang.launch_server"
 OLDEST = Version("0.5.3")
@@ -169,7 +173,7 @@ class SglangEngine(Engine):
         return "tokenizer_manager" if SERVER_MODULE in cmdline else super().role_of(name, cmdline)
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
-        spec = sglang_spec(release, "cuda" if device == "cuda" else "cpu")
+        spec = super().environment_spec(release, device)
         if Version(spec.release) < OLDEST:
             raise UsageError(
                 f"SGLang {spec.release} is older than the oldest release that mmrepro can start, "

@@ -17,8 +17,6 @@ from mmrepro.engines.base import (
     ranks_of,
     two_threads,
 )
-from mmrepro.engines.environments.spec import EnvironmentSpec, vllm_spec
-from mmrepro.engines.supervise import TMP_PLACEHOLDER
 from mmrepro.probes.data import WORKED, LogPattern
 from packaging.version import Version
 
@@ -161,9 +159,6 @@ class VllmEngine(Engine):
         main = any(module in cmdline for module in (SERVER_MODULE, *self.moved_to))
         return "APIServer" if main else super().role_of(name, cmdline)
 
-    def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
-        return vllm_spec(release, "cuda" if device == "cuda" else "cpu")
-
     def command(self, request: LaunchRequest) -> list[str]:
         return [
             *("--model", str(request.model), "--served-model-name", SERVED_MODEL),
@@ -183,6 +178,8 @@ class VllmEngine(Engine):
             value=str(request.environment.state_dir / "vllm"),
             why="what vLLM finds out of the model's class is kept for the next start",
         )
+        from mmrepro.engines.supervise import TMP_PLACEHOLDER
+
         yield Setting(
             name="SAGEMAKER_SESSIONS_PATH",
             value=f"{TMP_PLACEHOLDER}/sessions",

@@ -463,6 +463,13 @@ class Scenario(ABC):
         return f"{self.affected_range}, {self.where} alone" if self.where else self.affected_range
 
     @property
+    def row(self) -> tuple[str, ...]:
+        """Its line of ``mmrepro list``: name, engine, affected, default release, what happens."""
+        variants = ", ".join(v.variant for v in self.variants)
+        title = f"{self.title} ({variants})" if variants else self.title
+        return self.name, self.engine, self.affected_where, self.release, title
+
+    @property
     def facts(self) -> ScenarioFacts:
         from mmrepro.failure.documents import ScenarioFacts
 

@@ -20,7 +20,7 @@ from made_up import desync_run, hang_run, healthy_run, judge, run_facts
 from mmrepro.base.errors import ExitCode
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Verdict
-from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario.registry import load_scenario, scenario_names
 from simple_incident import incident
 
 SCENARIOS = ("ghost-key-eviction", "mm-cache-desync")
@@ -224,6 +224,34 @@ def test_list_show_and_schema_print_one_json_document(here: Here) -> None:
         assert shown["name"] == name
         assert {c["part"] for c in shown["conditions"]} == {"precondition", "symptom", "cause"}
     assert isinstance(document("schema"), dict)
+
+
+def test_scenarios_of_other_distributions_are_listed_by_what_they_say(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is broken, one of them takes a name of ours."""
+    found = tmp_path / "theirs-1.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (found / "entry_points.txt").write_text(
+        "[mmrepro.scenarios]\nbroken = theirs:gone\nghost-key-eviction = theirs:SCENARIO\n"
+    )
+    (tmp_path / "theirs.py").write_text(
+        "from mmrepro.scenarios.capacity_never import SCENARIO as ours\n\n\n"
+        "class Theirs(type(ours)):\n"
+        "    name = 'ghost-key-eviction'\n"
+        "    title = 'Theirs'\n\n\n"
+        "SCENARIO = Theirs()\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    listed = here("list").stdout.splitlines()
+    assert [line.split()[0] for line in listed[1:]] == scenario_names()
+    (broken,) = (line for line in listed if line.startswith("broken "))
+    assert "has no attribute 'gone'" in broken
+    (theirs,) = (line for line in listed if line.startswith("ghost-key-eviction "))
+    assert theirs.endswith("Theirs")
+    (one,) = here("list", "broken").stdout.splitlines()[1:]
+    assert one.split() == broken.split()
 
 
 def test_list_and_show_for_people(here: Here) -> None:

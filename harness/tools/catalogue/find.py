@@ -95,6 +95,8 @@ class Entry:
     """Functions of its stack, innermost first."""
     see: tuple[str, ...] = ()
     words: str = ""
+    row: tuple[str, ...] = ()
+    """Of a scenario: its line of ``mmrepro list``."""
 
 
 class Matched(NamedTuple):
