@@ -123,7 +123,8 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     """The case that is meant, if it is one, and the scenario, or what stands for one.
 
     Raises:
-        UsageError: no such case; or an option that only a scenario has.
+        UsageError: no such case, variant, option or mitigation; a mitigation that is a release; or
+            an option that only a scenario has.
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.scenario.registry import load_scenario
@@ -136,7 +137,15 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     else:
         case = subject(asked.scenario)
     if case is None:
-        return None, load_scenario(asked.scenario).with_variant(asked.variant)
+        scenario = load_scenario(asked.scenario).with_variant(asked.variant)
+        scenario.read_options(asked.options)
+        for name in asked.mitigations:
+            if release := scenario.mitigation(name).release:
+                raise UsageError(
+                    f"The mitigation {name!r} is another release, {release}: a point of its own.",
+                    hint=f"mmrepro bisect {asked.scenario}",
+                )
+        return None, scenario
     own = ["variant", "mitigations", "options"]
     if case.contents is None:  # a recording has no server of its own
         own.append("server_args")

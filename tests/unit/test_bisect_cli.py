@@ -106,6 +106,27 @@ def test_wrong_use(argv: tuple[str, ...]) -> None:
     assert done.exit_code == 2 or type(done.exception).__mro__[1].__name__ == "MmreproError"
 
 
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (("--mitigation", "nonsense"), "has no mitigation 'nonsense'; it has: "),
+        (("--mitigation", "no-utf8-\udcff"), "has no mitigation"),
+        (("--mitigation", "release"), "'release' is another release, 0.24.0: a point of its own."),
+        (("--option", "nonsense"), "has no option 'nonsense'"),
+        (("--option", "nonsense=1"), "has no option 'nonsense'"),
+    ],
+)
+def test_what_a_scenario_lacks_is_refused_before_anything_is_fetched(
+    argv: tuple[str, ...], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["bisect", "ghost-key-eviction", *CPU, *argv])
+    assert isinstance(done.exception, UsageError)
+    assert why in str(done.exception)
+    assert done.exception.hint
+    assert list(tmp_path.iterdir()) == []
+
+
 CTRL_C = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by jobs in the background
