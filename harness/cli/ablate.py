@@ -32,10 +32,12 @@ def ablate(asked: AblateCommand) -> None:
     from mmrepro.cli.sources import released
     from mmrepro.reports.ablation import KIND
     from mmrepro.reports.documents import keep
+    from mmrepro.runs.start import check
     from mmrepro.scenario.registry import load_scenario
 
     loaded = load_scenario(asked.scenario).with_variant(asked.variant)
     asked = released(asked, loaded.engine)
+    check(loaded, asked.run)
     if asked.dry_run:
         expected = plan(loaded, asked)
         emit(expected, "ablation-plan") if asked.json else print_plan(expected, console_for(asked))

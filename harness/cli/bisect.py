@@ -123,10 +123,11 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     """The case that is meant, if it is one, and the scenario, or what stands for one.
 
     Raises:
-        UsageError: no such case, variant, option or mitigation; a mitigation that is a release; or
-            an option that only a scenario has.
+        UsageError: no such case or variant; a mitigation that is a release; an option that only a
+            scenario has; as ``check``.
     """
     from mmrepro.base.errors import UsageError
+    from mmrepro.runs.start import check
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.search.replay.bisected import subject
 
@@ -138,7 +139,7 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
         case = subject(asked.scenario)
     if case is None:
         scenario = load_scenario(asked.scenario).with_variant(asked.variant)
-        scenario.read_options(asked.options)
+        check(scenario, asked.run)
         for name in asked.mitigations:
             if release := scenario.mitigation(name).release:
                 raise UsageError(

@@ -90,19 +90,22 @@ def conduct_search(
     """Run it, print it and exit. Raises as :func:`device_there`.
 
     Args:
-        begin: makes the session, and its folder.
+        begin: makes the session, which reads what it is about.
         kind: of its document and its reports.
         servers: engines and releases that it starts; (): the one of ``asked``.
     """
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.console import announce
-    from mmrepro.engines import spec_for
+    from mmrepro.engines import get_engine, spec_for
 
     device = device_there(asked)
+    if asked.server.engine:
+        get_engine(asked.server.engine).given(asked.server.args)
+    session = begin()
     if not (asked.ray or asked.resume):
         for engine, release in servers or [(asked.server.engine, asked.server.release)]:
             announce(spec_for(engine, release, asked.device), yes=asked.yes)
-    made = carry_out(begin(), kind, asked, TrialOptions(), jobs=jobs, device=device)
+    made = carry_out(session, kind, asked, TrialOptions(), jobs=jobs, device=device)
     failed = made.state == "failed"
     raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

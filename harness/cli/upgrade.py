@@ -25,7 +25,7 @@ def upgrade(asked: UpgradeCommand) -> None:
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.console import announce
     from mmrepro.cli.sources import released
-    from mmrepro.engines import spec_for
+    from mmrepro.engines import get_engine, spec_for
     from mmrepro.reports.documents import keep
     from mmrepro.reports.upgrade import KIND
     from mmrepro.search.upgrade.session import Upgrading, with_servers
@@ -36,11 +36,14 @@ def upgrade(asked: UpgradeCommand) -> None:
         for release, tree in ((old, asked.tree), (new, asked.new_tree))
     )
     asked = with_servers(asked, before.release, after.release)
+    for server in (asked.server, asked.new_server):
+        get_engine(server.engine).given(server.args)
+    session = Upgrading(asked, write=partial(keep, KIND))
     if not (asked.ray or asked.resume):
         for release in dict.fromkeys((asked.server.release, asked.new_server.release)):
             announce(spec_for(asked.server.engine, release, asked.device), yes=asked.yes)
     made = carry_out(
-        Upgrading(asked, write=partial(keep, KIND)),
+        session,
         KIND,
         asked,
         TrialOptions(),

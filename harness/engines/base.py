@@ -7,7 +7,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -241,30 +241,43 @@ class Engine(ABC):
 
         return SPECS[self.name](release, "cuda" if device == "cuda" else "cpu")
 
-    def plan(self, request: LaunchRequest) -> LaunchPlan:
-        """The command that starts the server. An option ``{feature:NAME}`` stands for that
-        feature's own; ``{tiny:NAME}`` in an option for the folder of a tiny model or adapter, which
-        is written.
+    def given(
+        self, words: Iterable[str], env: Mapping[str, str] | None = None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Options and variables that a user gives the server: ``{feature:NAME}`` stands for that
+        feature's own.
 
         Raises:
-            UsageError: an option that mmrepro must own, a feature or model that there is not.
+            UsageError: an option that mmrepro must own, a feature or tiny model that there is not.
         """
+        from mmrepro.engines.features import options_of
+        from mmrepro.engines.models.tiny import with_folders
+
+        args, variables = options_of(self.name, words, env or {})
+        for option in self.owned_options:
+            if has_option(args, option):
+                raise UsageError(
+                    f"{option} is set by mmrepro itself and cannot be given as --server-arg.",
+                    hint=f"leave {option} out",
+                )
+        for word in args:
+            with_folders(word)
+        return args, variables
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        """The command that starts the server; ``{tiny:NAME}`` in an option stands for the folder of
+        a tiny model or adapter, which is written. Raises as :meth:`given`."""
         from mmrepro.base.machine.files import cache_root
         from mmrepro.base.machine.gpu import hide
-        from mmrepro.engines.features import PAIR, options_of
+        from mmrepro.engines.features import PAIR
         from mmrepro.engines.models.tiny import MODELS_DIR, with_folders
         from mmrepro.engines.supervise import Entry
         from mmrepro.reproducers import reproducer_path
 
-        args, variables = options_of(self.name, request.server_args, request.server_env)
+        args, variables = self.given(request.server_args, request.server_env)
         pair = PAIR in args
         args = [word for word in args if word != PAIR]
         request = replace(request, server_args=tuple(args), server_env=variables)
-        for option in self.owned_options:
-            if has_option(request.server_args, option):
-                raise UsageError(
-                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
-                )
         device = request.environment.spec.device
         settings = [*(request.gpu if device == "cuda" else hide()), *self.settings(request)]
         patches = (*self.own_patches(request), *request.all_patches)

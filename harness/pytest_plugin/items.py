@@ -222,7 +222,6 @@ class Asked(BaseModel):
     def planned(self) -> Planned:
         """The cell. Raises UsageError: there is none such."""
         scenario = load_scenario(self.scenario).with_variant(self.variant)
-        scenario.read_options(self.options)
         wanted = RunCommand(
             scenario=self.scenario,
             variant=self.variant,

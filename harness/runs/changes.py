@@ -136,6 +136,16 @@ METRICS: Final = {
 }
 
 
+def metric_of(name: str, said: str) -> Metric:
+    """The metric called ``name``. Raises UsageError that begins with ``said``: there is none."""
+    if name not in METRICS:
+        guess = did_you_mean(name, [*METRICS])
+        raise UsageError(
+            f"{said}: there is no metric {name!r}.{guess}", hint=f"one of {', '.join(METRICS)}"
+        )
+    return METRICS[name]
+
+
 def thresholds(words: Sequence[str]) -> dict[str, float]:
     """By metric, where ``words`` are ``5%`` (of all times) or ``tpot=2%``.
 
@@ -151,12 +161,8 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
             value = math.nan
         if not 0 < value < 10:
             raise UsageError(f"--worse {word}: {text!r} is no share.", hint="--worse tpot=3%")
-        if sign and name not in METRICS:
-            guess = did_you_mean(name, [*METRICS])
-            raise UsageError(
-                f"--worse {word}: there is no metric {name!r}.{guess}",
-                hint=f"one of {', '.join(METRICS)}",
-            )
+        if sign:
+            metric_of(name, f"--worse {word}")
         made |= dict.fromkeys([name] if sign else TIMES, value)
     return made
 

@@ -37,7 +37,6 @@ from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.start import (
     ServerSpec,
     Started,
-    changes,
     have_environment,
     in_service,
     note_environment,
@@ -60,8 +59,6 @@ def begin(scenario: Scenario, options: RunCommand, listener: Listener | None = N
         NoSpace: as ``make_run_dir``.
     """
     spec = target(scenario, options)
-    scenario.read_options(options.options)
-    changes(scenario, options.flips)
     folder = make_run_dir(options.out, scenario.full_name, spec.release)
     try:
         incident = blank(scenario, options, spec.release, spec.device, folder)

@@ -90,8 +90,23 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
     return release
 
 
+def check(scenario: Scenario, options: RunCommand) -> None:
+    """What can be told of ``options`` before anything is fetched.
+
+    Raises:
+        UsageError: the scenario has no such option, factor or mitigation; as ``Engine.given``.
+    """
+    scenario.read_options(options.options)
+    changes(scenario, options.flips)
+    for name in options.mitigations:
+        scenario.mitigation(name)
+    get_engine(scenario.engine).given(options.server_args)
+
+
 def target(scenario: Scenario, options: RunCommand) -> EnvironmentSpec:
-    """The environment that is run, as asked for. Raises as ``chosen_release`` and ``spec_for``."""
+    """The environment that is run, as asked for. Raises as :func:`check`, ``chosen_release`` and
+    ``spec_for``."""
+    check(scenario, options)
     if options.commit:
         return spec_for(
             scenario.engine,

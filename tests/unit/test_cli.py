@@ -141,6 +141,55 @@ def test_an_unknown_scenario(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+WHOLE = [
+    ("run", SCENARIOS[0]),
+    ("ablate", SCENARIOS[0]),
+    ("bisect", SCENARIOS[0]),
+    ("matrix", "run", "--scenario", SCENARIOS[0]),
+    ("replay", "night.jsonl", "--engine", "vllm", "--release", "0.23.0"),
+    ("fuzz", "vllm", "--release", "0.23.0"),
+    ("upgrade", "0.23.0", "0.24.0", "--engine", "vllm", "--traffic", "chat"),
+]
+LACKS = [
+    (WHOLE, "--server-arg=--port=1", "--port is set by mmrepro itself"),
+    (WHOLE, "--server-arg={feature:nonsense}", "There is no feature nonsense for vllm."),
+    (WHOLE, "--server-arg={tiny:nonsense}", "There is no tiny model nonsense."),
+    (WHOLE[-1:], "--new-server=--port=1", "--port is set by mmrepro itself"),
+    (WHOLE[:1] + WHOLE[2:4], "--option=nonsense", "has no option 'nonsense'"),
+    (WHOLE[:1] + WHOLE[2:4], "--mitigation=nonsense", "has no mitigation 'nonsense'"),
+    (WHOLE[:1], "--flip=nonsense", "has no factor 'nonsense'"),
+    (WHOLE[4:5], "--file", "gone.har cannot be read"),
+    (WHOLE[6:], "--traffic=gone.har", "gone.har cannot be read"),
+    (WHOLE[6:], "--traffic=bad.har", "bad.har is JSON, but no HAR"),
+    (WHOLE[6:], "--only=nonsense", "--only nonsense: there is no metric 'nonsense'."),
+]
+
+
+@pytest.mark.parametrize(
+    ("whole", "word", "why"),
+    [
+        pytest.param(whole, word, why, id=f"{whole[0]} {word}")
+        for commands, word, why in LACKS
+        for whole in commands
+    ],
+)
+def test_what_cannot_work_is_told_before_a_download_is_announced(
+    here: Here, tmp_path: Path, whole: tuple[str, ...], word: str, why: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "model": "m"}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "night.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "bad.har").write_text("{}")
+    files = {path.name for path in tmp_path.iterdir()}
+    if word == "--file":
+        whole, word = ("replay", "gone.har", *whole[2:]), "--quiet"
+    said = here(*whole, word, "--device=cpu")
+    assert said.returncode == ExitCode.USAGE
+    assert why in said.stderr.splitlines()[0]
+    assert "is not here yet" not in said.stderr
+    assert {path.name for path in tmp_path.iterdir()} - {"cache"} == files
+
+
 @pytest.mark.parametrize("release", ["not.a.release", "0.23.0; rm", "latest"])
 def test_a_release_that_is_none(here: Here, tmp_path: Path, release: str) -> None:
     said = here("run", SCENARIOS[0], "--release", release, "--device", "cpu")

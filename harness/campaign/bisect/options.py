@@ -11,7 +11,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.options import LIMITS, option
 from mmrepro.campaign.bisect.search import Direction
 from mmrepro.failure.documents.searches import By, Find
-from mmrepro.runs.changes import METRICS, Metric, thresholds
+from mmrepro.runs.changes import METRICS, Metric, metric_of, thresholds
 from mmrepro.runs.options import ScenarioCommand, SeveralRuns
 
 
@@ -111,7 +111,7 @@ class BisectCommand(SeveralRuns):
 
     @property
     def metric(self) -> Metric:
-        return METRICS[self.measure]
+        return metric_of(self.measure, f"--measure {self.measure}")
 
     @property
     def worse_by(self) -> float:
@@ -119,7 +119,7 @@ class BisectCommand(SeveralRuns):
         return self.metric.limit(thresholds([f"{self.measure}={self.worse}"])[self.measure])
 
     def _check_measure(self) -> None:
-        thresholds([f"{self.measure}={self.worse}"])
+        _ = self.worse_by
         if self.find == "both":
             object.__setattr__(self, "find", "introduced")
         if (self.jobs or 1) > 1 or self.ray:

@@ -152,6 +152,7 @@ class _Making:
         device = self.over.device or group.device or self.defaults.device or "auto"
         on = device_of(device)
         scenario.read_options(group.option)
+        get_engine(scenario.engine).given(group.server_arg)
         releases = selectors.chosen(
             wanted or selectors.DEFAULT,
             scenario.release,

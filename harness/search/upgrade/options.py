@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import ENGINE, LIMITS, option
-from mmrepro.runs.changes import CONFIDENCE, METRICS, thresholds
+from mmrepro.runs.changes import CONFIDENCE, METRICS, metric_of, thresholds
 from mmrepro.search.replay.options import NO_SERVER, TrafficCommand
 from mmrepro.traffic.case.model import ServerWanted
 
@@ -103,7 +103,9 @@ class UpgradeCommand(TrafficCommand):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        thresholds([*self.worse, *([f"{self.only}=1%"] if self.only else [])])
+        thresholds(self.worse)
+        if self.only:
+            metric_of(self.only, f"--only {self.only}")
 
     @property
     def thresholds(self) -> dict[str, float]:
