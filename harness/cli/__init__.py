@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import gc
+import shlex
 import signal
 import sys
 from types import FrameType
@@ -127,9 +128,22 @@ def _report(error: MmreproError) -> None:
     from mmrepro.base.text.sanitize import one_line
 
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
-    if error.hint:
-        lines.append(f"Next: {error.hint}")
+    if hint := error.hint or _what_is_there(error.__cause__):
+        lines.append(f"Next: {hint}")
     _say("\n".join(one_line(line, 1000) for line in lines))
+
+
+def _what_is_there(cause: BaseException | None) -> str:
+    """Lists the folder of a file that the system refuses, or the nearest one that there is."""
+    from pathlib import Path
+
+    from mmrepro.base.machine.files import is_folder
+
+    name = cause.filename if isinstance(cause, OSError) else None
+    if not isinstance(name, (str, Path)):
+        return ""
+    there = filter(is_folder, Path(name).parents)
+    return f"ls -l {shlex.quote(str(next(there, '.')))}"
 
 
 def _say(text: str) -> None:

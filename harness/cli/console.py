@@ -10,6 +10,8 @@ import typer
 from mmrepro.base.units import size
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mmrepro.engines.environments.spec import EnvironmentSpec
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -97,17 +99,37 @@ def at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def announce(spec: EnvironmentSpec, *, yes: bool) -> None:
-    """Print what the environment of ``spec`` may download, before it is built; ask if it is much.
+def announce(*specs: EnvironmentSpec, yes: bool, new: Path | None = None) -> None:
+    """Print what their environments may download, before they are built; ask if it is much.
+
+    Args:
+        new: a folder that was made for this and is removed where it does not go on.
 
     Raises:
+        UnknownRelease: the index has not all of these releases.
         InfrastructureError: the answer is no.
     """
-    from mmrepro.base.errors import InfrastructureError
-    from mmrepro.engines.environments.build import existing, folder_of, needed_bytes
+    import shutil
 
-    if existing(spec) is not None:
-        return
+    from mmrepro.engines.environments.build import doubt, existing
+
+    missing = [spec for spec in dict.fromkeys(specs) if existing(spec) is None]
+    try:
+        for spec in missing:
+            if not (spec.tree or spec.commit):
+                doubt(spec)
+        for spec in missing:
+            _announce(spec, yes=yes)
+    except BaseException:
+        if new is not None:
+            shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def _announce(spec: EnvironmentSpec, *, yes: bool) -> None:
+    from mmrepro.base.errors import InfrastructureError
+    from mmrepro.engines.environments.build import folder_of, needed_bytes
+
     name = f"{spec.engine} {spec.release or spec.commit[:12]} ({spec.device})"
     needed = needed_bytes(spec)
     typer.echo(

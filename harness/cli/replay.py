@@ -104,8 +104,9 @@ def conduct_search(
         get_engine(asked.server.engine).given(asked.server.args)
     session = begin()
     if not (asked.ray or asked.resume):
-        for engine, release in servers or [(asked.server.engine, asked.server.release)]:
-            announce(spec_for(engine, release, asked.device), yes=asked.yes)
+        wanted = servers or [(asked.server.engine, asked.server.release)]
+        specs = [spec_for(*one, asked.device) for one in wanted]
+        announce(*specs, yes=asked.yes, new=None if asked.out or servers else session.folder)
     made = carry_out(session, kind, asked, TrialOptions(), jobs=jobs, device=device)
     failed = made.state == "failed"
     raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

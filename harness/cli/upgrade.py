@@ -40,8 +40,9 @@ def upgrade(asked: UpgradeCommand) -> None:
         get_engine(server.engine).given(server.args)
     session = Upgrading(asked, write=partial(keep, KIND))
     if not (asked.ray or asked.resume):
-        for release in dict.fromkeys((asked.server.release, asked.new_server.release)):
-            announce(spec_for(asked.server.engine, release, asked.device), yes=asked.yes)
+        wanted = [(one.engine, one.release) for one in (asked.server, asked.new_server)]
+        specs = [spec_for(*one, asked.device) for one in wanted]
+        announce(*specs, yes=asked.yes, new=None if asked.out else session.folder)
     made = carry_out(
         session,
         KIND,

@@ -190,6 +190,29 @@ def test_what_cannot_work_is_told_before_a_download_is_announced(
     assert {path.name for path in tmp_path.iterdir()} - {"cache"} == files
 
 
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [
+        ("gone.har", "ls -l ."),
+        ("a b/gone.har", "ls -l 'a b'"),
+        ("a b/c/d/gone.har", "ls -l 'a b'"),
+        ("a b/file/gone.har", "ls -l 'a b'"),
+        ("/gone.har", "ls -l /"),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay --engine vllm", "repro"])
+def test_of_a_file_that_is_not_there_the_folder_is_looked_at_next(
+    here: Here, tmp_path: Path, command: str, file: str, hint: str
+) -> None:
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b/file").touch()
+    first, *rest = command.split()
+    said = here(first, file, *rest)
+    assert said.returncode == ExitCode.USAGE
+    assert said.stderr.startswith(f"{file} cannot be read: No")
+    assert said.stderr.endswith(f"\nNext: {hint}\n")
+
+
 @pytest.mark.parametrize("release", ["not.a.release", "0.23.0; rm", "latest"])
 def test_a_release_that_is_none(here: Here, tmp_path: Path, release: str) -> None:
     said = here("run", SCENARIOS[0], "--release", release, "--device", "cpu")

@@ -1,5 +1,6 @@
 """Words of the command line: names of what lies here, guesses, completion, help, downloads."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import test_house
-from mmrepro.base.errors import ExitCode, InfrastructureError
+from mmrepro.base.errors import ExitCode, InfrastructureError, UnknownRelease
 from mmrepro.cli import console
 from mmrepro.cli.console import announce
 from mmrepro.engines import spec_for
+from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.runs.options import RunCommand
 from test_cli import Here, here as here
 from test_incidents_cli import campaign, campaigns as campaigns, kept, several as several
@@ -250,6 +252,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     questions: list[str] = []
     monkeypatch.setattr("typer.confirm", lambda text, **_: bool(questions.append(text)) or False)
     monkeypatch.setattr(console, "at_terminal", lambda: True)
+    monkeypatch.setattr("mmrepro.engines.environments.build.doubt", lambda spec: "")
 
     def run_uv(*_: object, **__: object) -> str:
         raise AssertionError("a build was begun")
@@ -282,6 +285,38 @@ def test_a_small_download_is_only_announced(
     assert asked == []
 
 
+@pytest.mark.parametrize("unknown", [False, True])
+def test_where_it_does_not_go_on_nothing_is_left(
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    unknown: bool,
+) -> None:
+    """A release that there is not is told before anything is announced or asked."""
+
+    def doubt(spec: EnvironmentSpec) -> str:
+        if unknown and spec.release == "0.24.0":
+            raise UnknownRelease("There is none.")
+        return "the index cannot be asked"
+
+    monkeypatch.setattr("mmrepro.engines.environments.build.doubt", doubt)
+    new = tmp_path / "upgrades/new"
+    new.mkdir(parents=True)
+    (new / "case.json").touch()
+    specs = [spec_for("vllm", release, "cpu") for release in ("0.23.0", "0.24.0")]
+    with pytest.raises(UnknownRelease if unknown else InfrastructureError):
+        announce(*specs, yes=False, new=new)
+    assert len(asked) == (0 if unknown else 1)
+    assert bool(capsys.readouterr().err) == (not unknown)
+    assert not new.exists()
+    assert new.parent.exists()
+    if not unknown:
+        new.mkdir()
+        announce(*specs, yes=True, new=new)
+        assert new.exists()
+
+
 def test_off_a_terminal_nothing_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "at_terminal", lambda: False)
     announce(spec_for("vllm", "0.23.0", "cpu"), yes=False)
@@ -298,17 +333,25 @@ def test_what_is_there_is_not_announced(
 
 @pytest.mark.parametrize(
     "command",
-    ["run ghost-key-eviction --device cpu", "fuzz vllm", "replay t.jsonl --engine vllm", "collide"],
+    [
+        "run ghost-key-eviction --device cpu",
+        "fuzz vllm",
+        "replay t.jsonl --engine vllm",
+        "collide",
+        "upgrade 0.23.0 0.24.0 --engine vllm --traffic t.jsonl --device cpu",
+    ],
 )
 def test_a_command_asks_before_it_begins(
     asked: list[str], here: Here, tmp_path: Path, command: str
 ) -> None:
-    (tmp_path / "t.jsonl").write_text("{}")
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "t.jsonl").write_text(json.dumps(line))
     said = here(*command.split())
     assert said.returncode == ExitCode.INFRASTRUCTURE, said.stderr
     assert said.stderr.splitlines()[-1] == "Next: --yes downloads without asking"
     assert not list(tmp_path.glob("incidents/*")), "nothing was begun"
-    for folder in ("fuzz", "replays", "collisions"):
+    for folder in ("fuzz", "replays", "collisions", "upgrades"):
         assert not list(tmp_path.glob(f"{folder}/*"))
     assert len(asked) == 1
 

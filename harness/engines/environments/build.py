@@ -58,7 +58,14 @@ def doubt(spec: EnvironmentSpec) -> str:
     from mmrepro.engines.environments.releases import find
 
     try:
-        find(spec)
+        try:
+            find(spec)
+        except UnknownRelease as unknown:
+            if not spec.has_sources:
+                raise
+            from mmrepro.engines.environments.source import published
+
+            published(spec, unknown)
     except EnvironmentBuildError as error:
         return error.message
     return ""
@@ -130,7 +137,7 @@ def ensure(
                 try:
                     manifest = make(spec, temporary, say).run()
                 except UnknownRelease as unknown:
-                    if make is not Build or spec.project == spec.engine or spec.commit:
+                    if make is not Build or not spec.has_sources:
                         raise
                     from mmrepro.engines.environments.overlay import Overlay
 

@@ -84,10 +84,7 @@ class Overlay(Build):
                     f"The source tree {spec.tree} is of {self.tree.engine}, not of {spec.engine}."
                 )
         else:
-            try:
-                self.tree = release_tree(spec, self.folder.parent)
-            except UnknownRelease:
-                raise self.unknown from None
+            self.tree = release_tree(spec, self.folder.parent, self.unknown)
             kernels = nearest_release(spec.engine, spec.release, spec.device)
             why = f"{self.unknown.message} Its own sources run over those of the nearest one"
             self.reasons.append(Reason("release", f"{lent(spec.engine)} of {kernels}", why))

@@ -202,9 +202,10 @@ def _upload_of(spec: EnvironmentSpec, python: str, platform: str) -> datetime | 
 def _near(spec: EnvironmentSpec, python: str) -> list[str]:
     """The releases next below and next above that the index serves, as far as there are any."""
     near: list[str] = []
+    project = spec.engine if spec.has_sources else spec.project
     for sign in "<>":
         try:
-            requirement = f"{spec.project}{sign}{spec.installed}"
+            requirement = f"{project}{sign}{spec.installed}"
             near.append(release_files(requirement, python, lowest=sign == ">").version)
         except UvFailed:
             continue

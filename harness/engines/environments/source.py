@@ -32,7 +32,7 @@ from mmrepro.engines.environments.index import fetch, logins
 from mmrepro.engines.environments.lending import listed, nearest_release
 from mmrepro.engines.environments.releases import best_wheel, pythons, requirements_of
 from mmrepro.engines.environments.spec import SPECS, EnvironmentSpec, TreeLabel
-from mmrepro.engines.environments.uv import UvFailed, explain, release_files
+from mmrepro.engines.environments.uv import Distribution, UvFailed, explain, release_files
 from packaging.version import InvalidVersion, Version
 from pydantic import Field, ValidationError
 
@@ -496,14 +496,36 @@ def _python_of(tree: Tree) -> Callable[[], Iterator[str]]:
 # ------------------------------------------------------------------ a release without a CPU wheel
 
 
-def release_tree(spec: EnvironmentSpec, folder: Path) -> Tree:
-    """The Python of a published release, from its sdist or, without one, its own wheel.
+def release_tree(
+    spec: EnvironmentSpec, folder: Path, unknown: UnknownRelease | None = None
+) -> Tree:
+    """The Python of a published release, from the file of :func:`published`, which raises.
 
     Args:
         folder: for the file, which is removed again.
+    """
+    file, uploaded = published(spec, unknown)
+    path, _ = fetch(file, folder, logins=logins())
+    try:
+        with _opened(str(path)) as opened:
+            opened.made = uploaded
+            tree = _tree_of(opened, file.filename, spec.device, spec.engine, spec.release)
+    finally:
+        path.unlink(missing_ok=True)
+    _keep(tree)
+    return tree
+
+
+def published(
+    spec: EnvironmentSpec, unknown: UnknownRelease | None
+) -> tuple[Distribution, datetime | None]:
+    """The sdist of a release of the engine's own project or, without one, a wheel; and its upload.
+
+    Args:
+        unknown: what is raised where the index has no such release.
 
     Raises:
-        UnknownRelease: the index has no such release.
+        UnknownRelease: it has none.
         EnvironmentBuildError: the index cannot be asked.
     """
     requirement = f"{spec.engine}=={spec.release}"
@@ -520,15 +542,8 @@ def release_tree(spec: EnvironmentSpec, folder: Path) -> Tree:
         file = files.sdist or (best_wheel(files.wheels) if files.wheels else None)
         if file is None:
             continue
-        path, _ = fetch(file, folder, logins=logins())
-        try:
-            with _opened(str(path)) as opened:
-                opened.made = files.uploaded
-                tree = _tree_of(opened, file.filename, spec.device, spec.engine, spec.release)
-        finally:
-            path.unlink(missing_ok=True)
-        _keep(tree)
-        return tree
+        return file, files.uploaded
     if refused is not None and not refused.answered:
         raise explain(refused, f"looking for {requirement}")
-    raise UnknownRelease(f"The package index has no release {spec.release} of {spec.engine}.")
+    said = f"The package index has no release {spec.release} of {spec.engine}."
+    raise unknown or UnknownRelease(said)

@@ -135,6 +135,11 @@ class EnvironmentSpec:
         """Version of ``project`` that is installed."""
         return self.version or self.release
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether a release without a wheel here is run by its own sources, over another one."""
+        return self.engine in SPECS and self.project != self.engine and not self.commit
+
     def key(self, salt: str = "") -> str:
         """Name of the environment's folder: readable, and different for different contents."""
         content = asdict(self)

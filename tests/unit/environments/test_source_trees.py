@@ -394,7 +394,7 @@ def test_a_release_without_a_wheel_is_built_of_its_sources(
     monkeypatch.setattr(Build, "_find", unknown)
     monkeypatch.setattr(Build, "_make_venv", venv)
     monkeypatch.setattr(Build, "_check_load", lambda self: None)
-    monkeypatch.setattr(overlay, "release_tree", lambda spec, folder: tree)
+    monkeypatch.setattr(overlay, "release_tree", lambda spec, folder, unknown: tree)
     monkeypatch.setattr(overlay, "ensure", lambda spec, say: below)
     said: list[str] = []
     spec = vllm_spec("0.33.0", "cpu")
