@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmrepro import __version__
-from mmrepro.base.errors import EngineStartError, RunTimeout, UsageError
+from mmrepro.base.errors import EngineStartError, RunTimeout
 from mmrepro.base.machine.files import cache_root
 from mmrepro.base.machine.gpu import leased
 from mmrepro.base.machine.host import host_facts
@@ -283,15 +283,9 @@ def blank(
 
 
 def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
-    """Folder and facts of the model: the user's own if ``given``, else ``tiny``.
-
-    Raises:
-        UsageError: ``given`` holds no model.
-    """
+    """Folder and facts of the model: the user's own if ``given``, else ``tiny``."""
     if given is not None:
         path = given.resolve()
-        if not (path / "config.json").is_file():
-            raise UsageError(f"{path} holds no model: it has no config.json.")
         return path, ModelFacts(kind="given with --model", path=str(path))
     path = tiny.write(cache_root() / MODELS_DIR)
     with (path / "model.safetensors").open("rb") as file:

@@ -22,7 +22,7 @@ from mmrepro.base.errors import (
     UsageError,
     did_you_mean,
 )
-from mmrepro.base.machine.files import write_file
+from mmrepro.base.machine.files import is_file, write_file
 from mmrepro.base.machine.gpu import Choice
 from mmrepro.base.units import duration
 from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
@@ -94,8 +94,14 @@ def check(scenario: Scenario, options: RunCommand) -> None:
     """What can be told of ``options`` before anything is fetched.
 
     Raises:
-        UsageError: the scenario has no such option, factor or mitigation; as ``Engine.given``.
+        UsageError: the scenario has no such option, factor or mitigation; the folder holds no
+            model; as ``Engine.given``.
     """
+    if options.model is not None and not is_file(options.model / "config.json"):
+        raise UsageError(
+            f"{options.model} holds no model: it has no config.json.",
+            hint="--model DIR, or leave it out for the scenario's own",
+        )
     scenario.read_options(options.options)
     changes(scenario, options.flips)
     for name in options.mitigations:

@@ -157,6 +157,7 @@ LACKS = [
     (WHOLE[-1:], "--new-server=--port=1", "--port is set by mmrepro itself"),
     (WHOLE[:1] + WHOLE[2:4], "--option=nonsense", "has no option 'nonsense'"),
     (WHOLE[:1] + WHOLE[2:4], "--mitigation=nonsense", "has no mitigation 'nonsense'"),
+    (WHOLE[:1], "--model=nothing", "nothing holds no model: it has no config.json."),
     (WHOLE[:1], "--flip=nonsense", "has no factor 'nonsense'"),
     (WHOLE[4:5], "--file", "gone.har cannot be read"),
     (WHOLE[6:], "--traffic=gone.har", "gone.har cannot be read"),
