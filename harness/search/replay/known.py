@@ -263,7 +263,7 @@ def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> Ser
         if "engine" not in asked:
             raise UsageError(
                 "--engine says which engine the traffic is played on.",
-                hint=f"mmrepro replay {file} --engine vllm",
+                hint="add --engine vllm, or which one it was recorded from",
             )
         get_engine(asked["engine"])
         own = usual_server(asked["engine"])
