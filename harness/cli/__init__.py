@@ -37,7 +37,7 @@ def main() -> None:
     """Entry point of ``mmrepro``: one sentence for an error, never a traceback."""
     # Importing makes many objects and no garbage: looking for it took a quarter of a diagnosis.
     gc.set_threshold(100_000)
-    # An interpreter that ends looks through all of them three times: 0.3 s of each command.
+    # An interpreter that ends looks through all of them again: up to 0.3 s of a command.
     atexit.register(gc.freeze)
     streams = Streams()
     try:
