@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,6 +131,22 @@ def carry_out(
         )
     finish(asked, kind, made, policy.folder)
     return made
+
+
+def announce_servers(
+    asked: Any, servers: Iterable[tuple[str, str]], *, new: Path | None = None
+) -> None:
+    """Tell what the environments of these engines and releases may download.
+
+    Not of other machines, nor once more where something is resumed. ``new`` and what is raised: as
+    of :func:`mmrepro.cli.console.announce`.
+    """
+    from mmrepro.cli.console import announce
+    from mmrepro.engines import spec_for
+
+    if not (asked.ray or asked.resume):
+        specs = [spec_for(*one, asked.device) for one in servers]
+        announce(*specs, yes=asked.yes, new=None if asked.out else new)
 
 
 def note(text: str) -> Note:

@@ -113,13 +113,12 @@ def announce(*specs: EnvironmentSpec, yes: bool, new: Path | None = None) -> Non
 
     from mmrepro.engines.environments.build import doubt, existing
 
-    missing = [spec for spec in dict.fromkeys(specs) if existing(spec) is None]
     try:
-        for spec in missing:
-            if not (spec.tree or spec.commit):
-                doubt(spec)
-        for spec in missing:
-            _announce(spec, yes=yes)
+        for spec in specs:
+            doubt(spec)
+        for spec in dict.fromkeys(specs):
+            if existing(spec) is None:
+                _announce(spec, yes=yes)
     except BaseException:
         if new is not None:
             shutil.rmtree(new, ignore_errors=True)

@@ -76,18 +76,28 @@ def _found(words: tuple[str, ...]) -> tuple[str, list[Found]]:
 
 def known() -> tuple[Entry, ...]:
     """The index, and scenarios of other distributions than mmrepro's."""
+    from mmrepro.tools.catalogue.find import entries
+
+    others = foreign()
+    if not others:
+        return entries()
+    from mmrepro.cli.find_index import others_of
+
+    made = [one for one in entries() if one.kind != "scenario" or one.name not in others]
+    return (*made, *others_of(sorted(others)))
+
+
+def foreign() -> set[str]:
+    """Scenarios that the index does not have: those of other distributions, also where one takes a
+    name of ours."""
     from importlib.metadata import entry_points
 
     from mmrepro.tools.catalogue.find import entries
 
-    made = entries()
-    here = {entry.name for entry in made if entry.kind == "scenario"}
-    others = {point.name for point in entry_points(group=GROUP)} - here
-    if not others:
-        return made
-    from mmrepro.cli.find_index import others_of
-
-    return (*made, *others_of(sorted(others)))
+    here = {entry.name for entry in entries() if entry.kind == "scenario"}
+    points = {point.name: point.module for point in entry_points(group=GROUP)}
+    ours = {name for name in here if points.get(name, "").startswith("mmrepro.scenarios.")}
+    return {*points} - ours
 
 
 def _is_file(text: str) -> bool:

@@ -95,18 +95,15 @@ def conduct_search(
         servers: engines and releases that it starts; (): the one of ``asked``.
     """
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import carry_out
-    from mmrepro.cli.console import announce
-    from mmrepro.engines import get_engine, spec_for
+    from mmrepro.cli.campaign import announce_servers, carry_out
+    from mmrepro.engines import get_engine
 
     device = device_there(asked)
     if asked.server.engine:
         get_engine(asked.server.engine).given(asked.server.args)
     session = begin()
-    if not (asked.ray or asked.resume):
-        wanted = servers or [(asked.server.engine, asked.server.release)]
-        specs = [spec_for(*one, asked.device) for one in wanted]
-        announce(*specs, yes=asked.yes, new=None if asked.out or servers else session.folder)
+    new = None if servers else session.folder  # a report that was read is not thrown away
+    announce_servers(asked, servers or [(asked.server.engine, asked.server.release)], new=new)
     made = carry_out(session, kind, asked, TrialOptions(), jobs=jobs, device=device)
     failed = made.state == "failed"
     raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

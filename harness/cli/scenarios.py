@@ -13,7 +13,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import BrokenScenario, UsageError
 from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit, print_rows, table_console
-from mmrepro.cli.find import GROUP
+from mmrepro.cli.find import foreign
 from mmrepro.cli.options import command
 from mmrepro.runs.options import NamedScenario
 
@@ -95,16 +95,15 @@ def _loaded(name: str) -> Scenario | BrokenScenario:
 
 
 def _rows(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Of those that come with mmrepro by its index: loading them all takes too long here."""
-    from importlib.metadata import entry_points
-
+    """A line for each failure. mmrepro's own scenarios are read from its index: loading all of them
+    takes too long here."""
     from mmrepro.tools.catalogue.find import entries
 
-    points = {point.name: point.module for point in entry_points(group=GROUP)}
-    ours = {entry.name: entry.row for entry in entries() if entry.kind == "scenario"}
-    for name in names or sorted(points):
-        if name in ours and points.get(name, "").startswith("mmrepro.scenarios."):
-            yield ours[name]
+    theirs = foreign()
+    rows = {entry.name: entry.row for entry in entries() if entry.kind == "scenario"}
+    for name in names or sorted({*rows, *theirs}):
+        if name in rows and name not in theirs:
+            yield rows[name]
         else:
             one = _loaded(name)
             yield (name, "", "", "", one.message) if isinstance(one, BrokenScenario) else one.row

@@ -22,10 +22,9 @@ def upgrade(asked: UpgradeCommand) -> None:
     Example:  mmrepro upgrade 0.32.0 0.33.0 --engine vllm --traffic night.har
     """
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import carry_out
-    from mmrepro.cli.console import announce
+    from mmrepro.cli.campaign import announce_servers, carry_out
     from mmrepro.cli.sources import released
-    from mmrepro.engines import get_engine, spec_for
+    from mmrepro.engines import get_engine
     from mmrepro.reports.documents import keep
     from mmrepro.reports.upgrade import KIND
     from mmrepro.search.upgrade.session import Upgrading, with_servers
@@ -39,10 +38,8 @@ def upgrade(asked: UpgradeCommand) -> None:
     for server in (asked.server, asked.new_server):
         get_engine(server.engine).given(server.args)
     session = Upgrading(asked, write=partial(keep, KIND))
-    if not (asked.ray or asked.resume):
-        wanted = [(one.engine, one.release) for one in (asked.server, asked.new_server)]
-        specs = [spec_for(*one, asked.device) for one in wanted]
-        announce(*specs, yes=asked.yes, new=None if asked.out else session.folder)
+    wanted = [(one.engine, one.release) for one in (asked.server, asked.new_server)]
+    announce_servers(asked, wanted, new=session.folder)
     made = carry_out(
         session,
         KIND,

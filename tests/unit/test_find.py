@@ -14,7 +14,7 @@ from mmrepro.cli import find_index as index
 from mmrepro.cli.app import app
 from mmrepro.cli.find import known
 from mmrepro.live.diagnose.match import all_scenarios
-from mmrepro.scenario.registry import scenario_names
+from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.tools.catalogue.find import (
     ECHO,
     INDEX,
@@ -334,6 +334,17 @@ def test_scenarios_of_other_distributions_are_found_as_well(monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [other])
     monkeypatch.setattr(index, "load_scenario", lambda name: other.load())
     assert len(known()) == len(entries()) + 1
+
+
+def test_one_that_takes_a_name_of_ours_stands_for_it(monkeypatch):
+    from importlib.metadata import EntryPoint
+
+    ours = load_scenario("capacity-never")
+    other = EntryPoint("capacity-never", "elsewhere:SCENARIO", "x")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [other])
+    monkeypatch.setattr(index, "load_scenario", lambda name: ours)
+    assert [one.name for one in known()].count("capacity-never") == 1
+    assert len(known()) == len(entries())
 
 
 def test_a_text_loads_no_scenario_and_no_engine():

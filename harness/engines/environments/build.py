@@ -51,9 +51,9 @@ def doubt(spec: EnvironmentSpec) -> str:
     """Whether there is such a release: on disk, or on the package index.
 
     Returns why it is not known (the index cannot be asked, or has no wheel for this machine); "":
-    it is there. Raises UnknownRelease: the index has no such release.
+    it is there, or is no release. Raises UnknownRelease: the index has no such release.
     """
-    if existing(spec) is not None:
+    if spec.tree or spec.commit or existing(spec) is not None:
         return ""
     from mmrepro.engines.environments.releases import find
 

@@ -96,7 +96,7 @@ class Entry:
     see: tuple[str, ...] = ()
     words: str = ""
     row: tuple[str, ...] = ()
-    """Of a scenario: its line of ``mmrepro list``."""
+    """The line of ``mmrepro list``; () for what is no scenario."""
 
 
 class Matched(NamedTuple):
