@@ -86,6 +86,7 @@ INDEX = Option(
     "URL",
     private=True,
     variable="MMREPRO_COMMIT_INDEX",
+    runs_code=True,
 )
 MITIGATION = Option(
     "Apply a mitigation; see mmrepro show SCENARIO. May be repeated.",
@@ -108,6 +109,14 @@ REPEAT = Option("Number of runs.", "N", least=1, most=1000)
 SEED = Option("Random seed.", "N", least=0)
 SHRINK = Option("Shrink what is found to the requests that it needs.", name="--shrink/--no-shrink")
 
+BOX = Option(
+    "Run the servers in a box: no network, none of your files (docs/box.md).",
+    group=LIMITS,
+    name="--box/--no-box",
+    configurable=False,  # a file in a stranger's folder could say so
+    runs_code=True,
+)
+
 DEVICE = Option(
     "Where the engine runs; auto takes a GPU where there is one.",
     group=ENGINE,
@@ -128,9 +137,14 @@ SERVER_ARG = Option(
     ENGINE,
     name="--server-arg",
     attached=True,
+    runs_code=True,
 )
 SERVER_ENV = Option(
-    "Environment variable of the server. May be repeated.", "NAME=VALUE", ENGINE, attached=True
+    "Environment variable of the server. May be repeated.",
+    "NAME=VALUE",
+    ENGINE,
+    attached=True,
+    runs_code=True,
 )
 MAX_MODEL_LEN = Option("Tokens that a prompt and its answer may have.", "N", ENGINE, least=64)
 START_MODE = Option(
@@ -154,7 +168,7 @@ BUDGET = Option(
     write=exact_duration,
 )
 JOBS = Option("Number of runs at a time.", "N", LIMITS, least=1, most=64)
-RAY = Option("Run on the machines of a Ray cluster.", "auto|HOST:PORT", LIMITS)
+RAY = Option("Run on the machines of a Ray cluster.", "auto|HOST:PORT", LIMITS, runs_code=True)
 FRESH = Option("Run everything again; use no result of an earlier run.", group=LIMITS, once=True)
 RESUME = Option("Continue what was interrupted; no run is repeated.", "DIR", LIMITS, once=True)
 DRY_RUN = Option(
@@ -170,6 +184,12 @@ QUIET = Option(
     "Print the verdict and the path of its page, nothing else.", group=OUTPUT, short="-q", once=True
 )
 VERBOSE = Option("Print each event as it happens.", group=OUTPUT, short="-v", once=True)
+TRUST = Option(
+    "Run the FILE.py that is named, to know all of it. Read it first: it can do what you can.",
+    once=True,
+    configurable=False,
+    runs_code=True,
+)
 YES = Option("Download without asking.", group=OUTPUT, short="-y", once=True)
 FULL = Option("Print every section, not the summary alone.", group=OUTPUT, once=True)
 FORCE = Option("Write over files that are there.", group=OUTPUT, once=True)

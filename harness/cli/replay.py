@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from mmrepro.base.errors import ExitCode
 from mmrepro.cli.options import command
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.search.repro.options import ReproCommand
 
 if TYPE_CHECKING:
     from mmrepro.reports.documents import Kind
@@ -32,7 +33,7 @@ def replay(asked: ReplayCommand) -> None:
     from mmrepro.search.replay.known import server_wanted
     from mmrepro.search.replay.session import Replaying, jobs_of
 
-    asked = released(asked, asked.engine)
+    asked = box_there(released(asked, asked.engine), "--no-box")
     named = {"engine": asked.engine} if asked.engine else {}
     asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
 
@@ -61,13 +62,40 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.search.fuzz.server import settled
     from mmrepro.search.fuzz.session import Fuzzing
 
-    asked = settled(released(asked, asked.engine))
+    asked = settled(box_there(released(asked, asked.engine), "--no-box"))
     conduct_search(
         asked,
         asked.jobs,
         lambda: Fuzzing(asked, write=partial(keep, KIND), write_replay=write_replay),
         KIND,
     )
+
+
+CommandT = TypeVar("CommandT", ReplayCommand, ReproCommand, FuzzCommand)
+
+
+def box_there(asked: CommandT, without: str) -> CommandT:
+    """The command, with a box that holds; on a terminal its user may do without one.
+
+    ``without``: the option that says so beforehand. Raises NoBox: there is none here, and nobody
+    said that it may be done without.
+    """
+    from mmrepro.base.box import NoBox, require_box
+    from mmrepro.cli.console import at_terminal
+
+    if not asked.boxed or asked.ray:  # machines of a cluster answer for themselves
+        return asked
+    try:
+        require_box(without)
+    except NoBox as error:
+        if asked.json or not at_terminal():
+            raise
+        typer.echo(error.message, err=True)
+        question = "Have you read all that is run, and shall it have your files and network?"
+        if not typer.confirm(question, default=False, err=True):
+            raise
+        return replace(asked, box=False)
+    return asked
 
 
 def device_there(asked: ReplayCommand | FuzzCommand) -> str:

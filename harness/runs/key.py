@@ -201,6 +201,7 @@ and its commit."""
 DATA = {
     "mmrepro.engines.supervise.warm": ("", "engines/supervise/fork*.py"),
     "mmrepro.engines.environments.spec": ("", "engines/environments/{engine}.toml"),
+    "mmrepro.engines.allowed": ("", "engines/allowed.toml"),
     "mmrepro.engines.starts": ("", "engines/starts.toml"),
     "mmrepro.scenarios.data": ("scenarios", "data/pad_value_pair/*"),
     "mmrepro.traffic.case.files": ("scenarios", "data/pad_value_pair/*"),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mmrepro.base import processes
 from mmrepro.base.errors import (
@@ -249,6 +250,7 @@ class Started:
         restarts: starts of the run so far that were repeated, for a reason that is chance.
         began: monotonic seconds; ``seconds``: until it was ready, by ``stages``; None: it is not.
         parent: the fork server whose fork it is.
+        isolation: the box that it runs in; (): none.
         process, sampler: there once the process is; of a control server nothing is sampled.
     """
 
@@ -262,6 +264,7 @@ class Started:
     seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
     parent: WarmParentFacts | None = None
+    isolation: tuple[Setting, ...] = ()
     process: EngineProcess = field(init=False)
     sampler: Sampler = field(init=False)
 
@@ -297,6 +300,7 @@ class Started:
         return [
             *self.spec.environment.notes,
             mode_setting(self.mode, self.refusals),
+            *self.isolation,
             *self.plan.settings,
             *changes(self.spec.scenario, self.spec.options.flips),
             *self.restarts,
@@ -377,6 +381,10 @@ def _launch(started: Started, journal: Journal, starter: Starter) -> None:
     started.process, started.parent = starter.start(
         plan, spec.environment, mode, cwd=journal.folder, log=spec.log(journal), grace_s=GRACE_S
     )
+    if started.process.isolation:
+        boxed = Setting(name="isolation", value="box", why=started.process.isolation)
+        started.isolation = (boxed,)
+    started.process.reach(urlsplit(started.url).port or 0)
     started.sampler = Sampler(
         journal.recorder,
         started.process.engine_pid,

@@ -7,10 +7,13 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
+import mmrepro
+from mmrepro.base.box import TEMPORARY, BoxOrder
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import VISIBLE, cache_root, digest
 from mmrepro.base.machine.gpu import ORDER
@@ -18,6 +21,7 @@ from mmrepro.base.machine.host import child_environment
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.engines.environments.spec import Environment, ModeSeen, note_start, starts_seen
+from mmrepro.engines.models.tiny import MODELS_DIR
 from mmrepro.engines.supervise import EngineProcess, start_engine
 from mmrepro.engines.supervise.warm import FORK, SCRIPTS, ForkServer, ForkServers, ForkServerSpec
 from mmrepro.failure.documents import Setting, WarmParentFacts
@@ -41,6 +45,19 @@ REPLACES = {
     "with fork; the hash seed of str, and what libraries read of their variables as they were "
     "imported, are the parent's; single-file reproducers are forked from it too",
 }
+CODE = Path(mmrepro.__file__).parent
+STATE = TEMPORARY / "state"
+LET_IN = (
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+)
+"""Variables of ours that a box gets: how results are written and computed, nothing of the user."""
 SAFER = {StartMode.WARM: StartMode.FORK, StartMode.FORK: StartMode.COLD}
 
 
@@ -51,12 +68,19 @@ class Starter:
         mode: as asked for; ``auto`` takes a fork server where one is kept, or where the command
             starts ``several`` servers, else ``fork``. A server that the command ``keeps`` is to
             show its own command line: none from a fork server.
+        boxed: whether servers run in a box, because a stranger chose their options or requests.
     """
 
     def __init__(
-        self, mode: StartMode = StartMode.AUTO, *, several: bool = False, keeps: bool = False
+        self,
+        mode: StartMode = StartMode.AUTO,
+        *,
+        several: bool = False,
+        keeps: bool = False,
+        boxed: bool = False,
     ) -> None:
         self.mode = mode
+        self.boxed = boxed
         self.several = several
         self.keeps = keeps
         self.parents = ForkServers(warm_root(), idle_s=idle_seconds())
@@ -82,11 +106,18 @@ class Starter:
         return mode, reasons
 
     def parent_of(self, plan: LaunchPlan, environment: Environment) -> ForkServer | None:
-        return self.parents.find(fork_server_spec(plan, environment))
+        return self.parents.find(self._fork_server_spec(plan, environment))
 
     def warm(self, plan: LaunchPlan, environment: Environment) -> None:
         """Have a fork server for ``plan``. Raises Refused or ForkServerDied."""
-        self.parents.get(fork_server_spec(plan, environment))
+        self.parents.get(self._fork_server_spec(plan, environment))
+
+    def _fork_server_spec(self, plan: LaunchPlan, environment: Environment) -> ForkServerSpec:
+        spec = fork_server_spec(plan, environment, variables_inside() if self.boxed else None)
+        if not self.boxed:
+            return spec
+        env = moved_state(spec.env, environment)
+        return replace(spec, env=env, box=box_of(environment))
 
     def start(
         self,
@@ -104,9 +135,12 @@ class Starter:
             Refused, ForkServerDied: the environment cannot be warmed; nothing was started.
             SupervisorError: the server's process could not be started.
         """
-        env = child_environment(plan.env)
+        env, box = child_environment(plan.env), None
+        if self.boxed:
+            env = child_environment(plan.env, base=variables_inside())
+            env, box = moved_state(env, environment), box_of(environment)
         if mode is StartMode.WARM:
-            parent = self.parents.get(fork_server_spec(plan, environment))
+            parent = self.parents.get(self._fork_server_spec(plan, environment))
             known = WarmParentFacts.model_fields.keys()
             facts = {k: v for k, v in vars(parent.facts).items() if k in known}
             process = parent.start(plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s)
@@ -115,7 +149,7 @@ class Starter:
         if mode is StartMode.FORK:
             entry, run = plan.entry, [str(environment.python), "-c", FORK, str(SCRIPTS)]
             argv = [*run, os.pathsep.join(entry.path), entry.module, *entry.arguments]
-        return start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s), None
+        return start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s, box=box), None
 
     def note(
         self,
@@ -221,6 +255,40 @@ def fork_server_spec(
         # e.g. vllm.entrypoints.openai.api_server, or lmdeploy serve api_server
         words=(entry.module, *takewhile(lambda word: word.isidentifier(), entry.arguments)),
     )
+
+
+# ------------------------------------------------------------------------------- in a box
+
+
+def box_of(environment: Environment) -> BoxOrder:
+    """What a server's box is let in, whatever runs in it: the environment with its interpreter,
+    the models, mmrepro's own code; a GPU's device nodes where the environment is for one."""
+    interpreter = environment.python.resolve().parent.parent
+    readable = [environment.path, interpreter, cache_root() / MODELS_DIR, CODE]
+    readable += [reproducer_path("")]
+    if environment.below is not None:
+        readable.append(environment.below)
+    devices: tuple[Path, ...] = ()
+    if environment.spec.device == "cuda":
+        devices = tuple(sorted(Path("/dev").glob("nvidia*")))
+        readable += [Path("/proc/driver/nvidia"), Path("/sys/bus/pci"), Path("/sys/module/nvidia")]
+    caches = ((environment.state_dir, STATE),) if environment.state_dir.is_dir() else ()
+    return BoxOrder(argv=(), readable=tuple(readable), devices=devices, caches=caches)
+
+
+def variables_inside() -> dict[str, str]:
+    """Of our own variables those that a box gets, and those that it needs instead of the user's."""
+    kept = {name: os.environ[name] for name in LET_IN if name in os.environ}
+    path = "/usr/local/bin:/usr/bin:/bin"
+    own = {"HOME": str(TEMPORARY), "USER": "box", "LOGNAME": "box", "PATH": path}
+    return {"LANG": "C.UTF-8", **kept, **own}
+
+
+def moved_state(env: Mapping[str, str], environment: Environment) -> dict[str, str]:
+    """``env`` with the engine's caches in the box's own copy of them: what a stranger's server
+    writes there, no later server reads."""
+    state = str(environment.state_dir)
+    return {name: value.replace(state, str(STATE)) for name, value in env.items()}
 
 
 def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:

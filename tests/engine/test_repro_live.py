@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from live import COMMAND
-from mmrepro.traffic.capture.client import _can_unshare
+from mmrepro.base.box.box import _why_none
 
 pytestmark = pytest.mark.engine
 
@@ -32,7 +32,7 @@ The server returns HTTP 500 (Internal Server Error).
 
 
 @pytest.mark.skipif(
-    shutil.which("curl") is None or not _can_unshare(),
+    shutil.which("curl") is None or bool(_why_none()),
     reason="no curl here, or the kernel gives no network in which gpu-box is this machine",
 )
 def test_a_report_is_read_run_and_judged(tmp_path: Path) -> None:

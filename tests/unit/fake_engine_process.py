@@ -48,6 +48,11 @@ class FakeProcess:
     detached: bool = False
     report: StopReport = field(default_factory=StopReport)
     http: ThreadingHTTPServer | None = None
+    isolation: str = ""
+    door: Path | None = None
+
+    def reach(self, port: int) -> None:
+        """It runs in no box."""
 
     def process_ids(self) -> list[int]:
         return []

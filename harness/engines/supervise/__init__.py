@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,10 +17,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Final, cast
 from urllib.request import ProxyHandler, build_opener
 
 from mmrepro.base import processes
+from mmrepro.base.box import TEMPORARY, WORK, Box, BoxEnded, BoxOrder
 from mmrepro.base.errors import SupervisorError
 from mmrepro.base.machine.files import refuse_other_kinds
 from mmrepro.engines.supervise import supervisor
@@ -32,6 +34,8 @@ from mmrepro.engines.supervise.supervisor import (
 
 TMP_PLACEHOLDER = "{run-tmp}"
 """In the value of a variable, or in an option: the run's temporary folder."""
+SCRIPTS: Final = (Path(supervisor.__file__).parent, Path(processes.__file__))
+"""What runs under an engine's interpreter, or in a box."""
 START_TIMEOUT_S = 30.0
 STOP_MARGIN_S = 15.0
 END_S = 10.0
@@ -68,9 +72,14 @@ class EngineProcess:
         orders: BinaryIO,
         events: BinaryIO,
         guardian: subprocess.Popen[bytes] | None = None,
+        box: Box | None = None,
     ) -> None:
-        """``orders`` and ``events`` lead to the supervisor, ``guardian`` if it is our child."""
+        """``orders`` and ``events`` lead to the supervisor, ``guardian`` if it is our child.
+
+        ``box``: in which it all runs; the box ends with the engine where ``guardian`` is given.
+        """
         self._order = order
+        self._box = box
         self._orders = orders
         self._stream = events
         self._guardian = guardian
@@ -93,6 +102,30 @@ class EngineProcess:
                 f"The engine could not be started: {why or 'its supervisor gives no reason'}."
             )
         self.pid, self.engine_pid = started["supervisor"][0], started["engine"][0]
+        if self._box is not None:
+            try:
+                self.pid, self.engine_pid = map(self._box.outside, (self.pid, self.engine_pid))
+            except BoxEnded as error:
+                raise SupervisorError(f"The engine could not be started: {error}") from error
+
+    @property
+    def door(self) -> Path | None:
+        """The way into its box; None: it runs in none."""
+        return self._box.door if self._box is not None else None
+
+    @property
+    def isolation(self) -> str:
+        """What its box showed as it was tested; "": it runs in none."""
+        return self._box.isolation if self._box is not None else ""
+
+    def reach(self, port: int) -> None:
+        """Make the engine's ``port`` answer on this machine's loopback. Raises SupervisorError."""
+        if self._box is None:
+            return
+        try:
+            self._box.expose(port)
+        except BoxEnded as error:
+            raise SupervisorError(error.message) from error
 
     @property
     def exit_code(self) -> int | None:
@@ -101,6 +134,8 @@ class EngineProcess:
             if "exited" in self._events:
                 return int(self._events["exited"]["code"])
             if "gone" in self._events and not self._report and "stopped" not in self._events:
+                if self._box is not None and self._box.over:
+                    raise SupervisorError(f"The engine's box was ended: {self._box.over}.")
                 raise SupervisorError("The supervisor of the engine ended, and the engine with it.")
             return None
 
@@ -124,10 +159,15 @@ class EngineProcess:
             self._write(f"stop {grace_s}\n".encode())  # it may have stopped by itself
             stopped = self._wait_for("stopped", grace_s + STOP_MARGIN_S)
             self._report = StopReport(**stopped["report"]) if stopped else self._end_by_force()
+            if self._box is not None and self._guardian is not None:
+                self._box.end()
         return self._report
 
     def _end_by_force(self) -> StopReport:
         """The supervisor does not answer: kill it, and its guardian cleans up."""
+        if self._box is not None:
+            self._box.end()
+            return StopReport(forced=["the supervisor did not answer, and its box was ended"])
         owned = dict(self._events["started"].values()) | processes.descendants(self.pid)
         if processes.alive(self.pid, owned[self.pid]):
             with contextlib.suppress(OSError):
@@ -169,14 +209,25 @@ class EngineProcess:
 
 
 def start_engine(
-    argv: list[str], env: dict[str, str], *, cwd: Path, log: Path, grace_s: float = 10.0
+    argv: list[str],
+    env: dict[str, str],
+    *,
+    cwd: Path,
+    log: Path,
+    grace_s: float = 10.0,
+    box: BoxOrder | None = None,
 ) -> EngineProcess:
     """Start ``argv`` under a supervisor of its own and return once the process exists.
 
+    ``box``: what it may see, to run in a box with its supervisor; None: it runs in none.
+
     Raises:
         SupervisorError: the supervisor or the engine's command could not be started.
+        NoBox: no box can be made.
     """
-    order = launch_order(argv, env, cwd=cwd, log=log, grace_s=grace_s)
+    order = launch_order(argv, env, cwd=cwd, log=log, grace_s=grace_s, boxed=box is not None)
+    if box is not None:
+        return _start_boxed(order, box)
     try:
         guardian = subprocess.Popen(
             [sys.executable, "-I", supervisor.__file__],
@@ -194,6 +245,44 @@ def start_engine(
     return process
 
 
+def _start_boxed(order: LaunchOrder, box: BoxOrder) -> EngineProcess:
+    """As ``start_engine``, with the supervisor and all below it in a box."""
+    log = open_log(Path(order.log))
+    python = str(Path(sys.executable).resolve())
+    try:
+        running = Box(
+            replace(
+                box,
+                argv=(python, "-I", supervisor.__file__),
+                env={"PATH": os.defpath},
+                readable=(*box.readable, *SCRIPTS),
+                door=True,
+                descriptors=(log,),
+            ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    finally:
+        os.close(log)
+    guardian = running.process
+    orders, events = cast(BinaryIO, guardian.stdin), cast(BinaryIO, guardian.stdout)
+    process = EngineProcess(replace(order, log_fd=log), orders, events, guardian, running)
+    try:
+        process.begin()
+    except SupervisorError:
+        running.end()
+        raise
+    return process
+
+
+def open_log(file: Path) -> int:
+    """A descriptor for what an engine writes, to be handed into a box. Raises SupervisorError."""
+    try:
+        return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise SupervisorError(f"{file} cannot be written: {error.strerror}.") from error
+
+
 def launch_order(
     argv: list[str],
     env: dict[str, str],
@@ -203,8 +292,9 @@ def launch_order(
     grace_s: float,
     entry: Entry | None = None,
     preface: str = "",
+    boxed: bool = False,
 ) -> LaunchOrder:
-    """An order with a temporary folder of its own.
+    """An order with a temporary folder of its own, which a box makes for itself.
 
     The engine gets a short temporary folder as ``TMPDIR``: its sockets live there, and a path of
     a Unix socket holds 107 bytes.
@@ -216,7 +306,10 @@ def launch_order(
         refuse_other_kinds(log)
     except OSError as error:
         raise SupervisorError(f"{log} cannot be written: {error.strerror}.") from error
-    tmp = tempfile.mkdtemp(prefix="mmr-")
+    if boxed:
+        tmp, cwd = str(TEMPORARY / f"mmr-{secrets.token_hex(4)}"), WORK
+    else:
+        tmp = tempfile.mkdtemp(prefix="mmr-")
     env = run_variables(env, tmp)
     argv = [word.replace(TMP_PLACEHOLDER, tmp) for word in argv]
     if entry is not None:

@@ -53,6 +53,7 @@ starts, is stopped before a fork and marked as ended in the child (src/backgroun
 background_thread_postfork_child)."""
 JOINED_S = 1.0
 POLL_S = 0.5
+LOG_S = 10.0
 
 
 class Engine(BaseException):
@@ -80,17 +81,21 @@ def main() -> None:
     forked.close_nvml()
     facts.imports_s = round(time.monotonic() - began, 3)
     settle()
-    opened = {number: what for number, what in forked.open_files().items() if number != pipe}
+    ours = {pipe, order.listener, order.facts_fd}
+    opened = {number: what for number, what in forked.open_files().items() if number not in ours}
     inspect(facts, opened, guardian)
     if facts.refused:
-        facts.write()
+        facts.write(order.facts_fd)
         forked.finish(0)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(supervisor.SOCKET)
-    listener.listen(16)
-    facts.write()
+    if order.boxed:
+        listener = socket.socket(fileno=order.listener)
+    else:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(supervisor.SOCKET)
+        listener.listen(16)
+    facts.write(order.facts_fd)
     try:
-        serve(listener, facts, set(opened), order.idle_s)
+        serve(listener, facts, set(opened), order)
     except Engine as engine:
         launched = engine.order
     else:
@@ -157,11 +162,11 @@ def settle() -> None:
 
 
 def serve(
-    listener: socket.socket, facts: ForkServerFacts, inherited: set[int], idle_s: float
+    listener: socket.socket, facts: ForkServerFacts, inherited: set[int], order: ForkServerOrder
 ) -> None:
     """Fork a guardian for each connection, until nothing was asked for ``idle_s`` seconds."""
     used = time.monotonic()
-    while not idle_s or time.monotonic() - used < idle_s:
+    while not order.idle_s or time.monotonic() - used < order.idle_s:
         reap()
         ready, _, _ = select.select([listener], [], [], POLL_S)
         if not ready:
@@ -169,11 +174,12 @@ def serve(
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.detach()
-            supervise(connection.detach(), inherited)
+            log = received_log(connection) if order.boxed else -1
+            supervise(connection.detach(), inherited, log)
         connection.close()
         used = time.monotonic()
         facts.served += 1
-        facts.write()
+        facts.write(order.facts_fd)
 
 
 def reap() -> None:
@@ -185,8 +191,20 @@ def reap() -> None:
 # ---------------------------------------------------------------- what is forked
 
 
-def supervise(connection: int, inherited: set[int]) -> NoReturn:
+def received_log(connection: socket.socket) -> int:
+    """The open file for the server's output: it comes before the order, with one byte of data."""
+    connection.settimeout(LOG_S)
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    connection.settimeout(None)
+    if not descriptors:
+        os._exit(1)
+    return descriptors[0]
+
+
+def supervise(connection: int, inherited: set[int], log: int = -1) -> NoReturn:
     """Be guardian and supervisor of one server; ``connection``: the socket of orders and events.
+
+    ``log``: the open file for the server's output; -1: the order has its path.
 
     Raises:
         Engine: in the process that it forks for the engine.
@@ -196,7 +214,7 @@ def supervise(connection: int, inherited: set[int]) -> NoReturn:
         os.dup2(connection, stream)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
-    close_all_but(inherited)
+    close_all_but(inherited | {log})
 
     def launch(order: LaunchOrder, log: int) -> Forked:
         pid = os.fork()
@@ -210,7 +228,7 @@ def supervise(connection: int, inherited: set[int]) -> NoReturn:
         return Forked(pid)
 
     try:
-        supervisor.main(launch)
+        supervisor.main(launch, log)
     except Engine:
         raise
     except BaseException:

@@ -43,6 +43,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SOCKET, FACTS = "socket", "facts.json"
 """In a fork server's folder."""
+FACTS_BYTES = 1 << 16
 SCAN_INTERVAL_S = 0.5
 KILL_TIMEOUT_S = 5.0
 
@@ -65,8 +66,9 @@ class LaunchOrder:
 
     ``argv`` is the engine's command line; with ``entry`` nothing is executed, the supervisor's own
     process is forked and runs that. ``preface``: a file whose contents come first in the log, ""
-    for none. ``log`` receives stdout and stderr of the engine; ``tmp`` is the run's own temporary
-    folder, removed at the end; ``grace_s`` is the time between SIGTERM and SIGKILL.
+    for none. ``log`` receives stdout and stderr of the engine; in a box, which does not see that
+    path, it is the open file ``log_fd``. ``tmp`` is the run's own temporary folder, removed at the
+    end; ``grace_s`` is the time between SIGTERM and SIGKILL.
     """
 
     argv: list[str]
@@ -77,6 +79,7 @@ class LaunchOrder:
     grace_s: float = 10.0
     entry: Entry | None = None
     preface: str = ""
+    log_fd: int = -1
 
     @classmethod
     def from_line(cls, line: str) -> LaunchOrder:
@@ -107,6 +110,9 @@ class ForkServerOrder:
     ``module`` is what its servers run; ``preload`` what is imported besides, as far as the release
     has it; ``idle_s``: it ends when nothing was started for so long; 0: with its owner, who holds
     its standard input open.
+
+    In a box, which does not see the fork server's folder, ``listener`` is the listening socket and
+    ``facts_fd`` the open file of its facts; else both are -1.
     """
 
     module: str
@@ -114,6 +120,13 @@ class ForkServerOrder:
     path: list[str] = field(default_factory=list)
     idle_s: float = 0.0
     label: str = ""
+    listener: int = -1
+    facts_fd: int = -1
+
+    @property
+    def boxed(self) -> bool:
+        """Whether it runs in a box."""
+        return self.listener >= 0
 
 
 @dataclass
@@ -147,8 +160,14 @@ class ForkServerFacts:
     refused: str = ""
     cold: bool = False
 
-    def write(self) -> None:
-        """Into the working directory, whole or not at all."""
+    def write(self, descriptor: int = -1) -> None:
+        """Into the working directory, whole or not at all; or into an open file, in one write.
+
+        An open file always has the same length, so that a reader never sees a part of it.
+        """
+        if descriptor >= 0:
+            os.pwrite(descriptor, json.dumps(asdict(self)).encode().ljust(FACTS_BYTES), 0)
+            return
         temporary = Path(FACTS + ".tmp")
         temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
         temporary.replace(FACTS)
@@ -230,8 +249,10 @@ class Owned:
 
 
 class Supervisor:
-    def __init__(self, order: LaunchOrder, owned: Owned, launch: Launch) -> None:
+    def __init__(self, order: LaunchOrder, owned: Owned, launch: Launch, log: int = -1) -> None:
+        """``log``: the open file that the engine writes to; -1: the order's path is opened."""
         self.order = order
+        self.log = log
         self.owned = owned
         self.launch = launch
         self.detached = False
@@ -260,7 +281,9 @@ class Supervisor:
         if self.order.preface:
             shutil.copyfile(self.order.preface, self.order.log)
         # A plain number: a forked engine leaves these frames with its files closed behind them.
-        log = os.open(self.order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        log = self.log
+        if log < 0:
+            log = os.open(self.order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self.engine = self.launch(self.order, log)
         os.close(log)
         pids = {"engine": self.engine.pid, "supervisor": os.getpid(), "guardian": os.getppid()}
@@ -404,19 +427,25 @@ def execute(order: LaunchOrder, log: int) -> Launched:
     )
 
 
-def main(launch: Launch = execute) -> None:
-    """Take an order from standard input, become its guardian, and fork its supervisor."""
+def main(launch: Launch = execute, log: int = -1) -> None:
+    """Take an order from standard input, become its guardian, and fork its supervisor.
+
+    ``log``: the open file for what the engine writes, where it came with the order; -1: it did not.
+    """
     order = LaunchOrder.from_line(first_line())
+    log = log if log >= 0 else order.log_fd
     shm_before = processes.shm_names()
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = os.pipe()
     if os.fork():
         os.close(theirs)
+        if log >= 0:
+            os.close(log)
         guard(ours, Owned(shm_before), order.tmp)
     os.close(ours)
     os.setsid()  # what is sent to the supervisor's group does not reach the guardian
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a fork does not inherit it
-    supervisor = Supervisor(order, Owned(shm_before, theirs), launch)
+    supervisor = Supervisor(order, Owned(shm_before, theirs), launch, log)
     try:
         supervisor.run()
     except Exception as error:

@@ -19,16 +19,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
 from filelock import FileLock
 from mmrepro.base import processes
+from mmrepro.base.box import TEMPORARY, Box, BoxEnded, BoxOrder
 from mmrepro.base.errors import ForkServerDied
-from mmrepro.base.machine.files import folders_in
+from mmrepro.base.machine.files import folders_in, read_file
 from mmrepro.base.units import duration
-from mmrepro.engines.supervise import EngineProcess, Entry, launch_order, run_variables, to_line
+from mmrepro.engines.supervise import (
+    EngineProcess,
+    Entry,
+    launch_order,
+    open_log,
+    run_variables,
+    to_line,
+)
 from mmrepro.engines.supervise.supervisor import FACTS, SOCKET, ForkServerFacts, ForkServerOrder
 
 SCRIPTS = Path(__file__).parent
@@ -44,6 +52,7 @@ FORK = (
 """For ``python -c FORK SCRIPTS PATH MODULE ARGUMENTS``. Without a main module of its own there is
 none that a child started with ``spawn`` would import again."""
 LOG = "fork-server.log"
+MAX_FACTS, MAX_PREFACE = 1 << 20, 1 << 20
 IMPORT_TIMEOUT_S = 300.0
 CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.02
@@ -66,6 +75,7 @@ class ForkServerSpec:
     Attributes:
         label: for people, e.g. ``vllm 0.23.0``.
         words: what its command line ends with, by which the engine's adapter knows its server.
+        box: what it may see, to run in a box with all that it forks; None: it runs in none.
         env: all variables; the temporary folder's place is ``{run-tmp}``.
         digest: of code that is not in the environment: stand-ins, an engine of our own.
     """
@@ -78,6 +88,7 @@ class ForkServerSpec:
     path: tuple[str, ...] = ()
     digest: str = ""
     words: tuple[str, ...] = ()
+    box: BoxOrder | None = None
 
     @property
     def key(self) -> str:
@@ -87,6 +98,7 @@ class ForkServerSpec:
         content = [
             *(str(self.python), self.module, self.preload, sorted(env.items())),
             *(self.path, self.digest, scripts),
+            [] if self.box is None else [str(path) for path in self.box.readable],
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
@@ -103,13 +115,14 @@ class ForkServer:
     born: int
     kept_s: float = 0.0
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    box: Box | None = field(default=None, repr=False)
 
     @property
     def facts(self) -> ForkServerFacts:
         """As it last wrote them. Raises ForkServerDied."""
         try:
-            return ForkServerFacts(**json.loads((self.folder / FACTS).read_bytes()))
-        except OSError as error:  # it ended meanwhile, and its folder is gone
+            return ForkServerFacts(**json.loads(read_file(self.folder / FACTS, MAX_FACTS)))
+        except (OSError, ValueError, TypeError) as error:  # it ended, and its folder is gone
             raise ForkServerDied(f"The fork server of {self.label} has ended.") from error
 
     @property
@@ -143,15 +156,36 @@ class ForkServer:
             SupervisorError: the server's process could not be started.
         """
         link = self._connected()
+        boxed = self.box is not None
         order = launch_order(
-            argv, env, cwd=cwd, log=log, grace_s=grace_s, entry=entry,
-            preface=str(self.folder / LOG),
-        )  # fmt: skip
+            argv,
+            env,
+            cwd=cwd,
+            log=log,
+            grace_s=grace_s,
+            entry=entry,
+            preface="" if boxed else str(self.folder / LOG),
+            boxed=boxed,
+        )
+        if boxed:
+            self._hand_over_log(link, log)
         stream = cast(BinaryIO, link.makefile("rwb", buffering=0))
         link.close()  # the stream holds it open
-        process = EngineProcess(order, stream, stream)
+        process = EngineProcess(order, stream, stream, box=self.box)
         process.begin()
         return process
+
+    def _hand_over_log(self, link: socket.socket, log: Path) -> None:
+        """Send the open log into the box, with the fork server's own output in it already."""
+        descriptor = open_log(log)
+        try:
+            with (self.folder / LOG).open("rb") as preface:
+                os.write(descriptor, preface.read(MAX_PREFACE))
+            socket.send_fds(link, [b"L"], [descriptor])
+        except OSError as error:
+            raise ForkServerDied(f"The fork server of {self.label} does not answer.") from error
+        finally:
+            os.close(descriptor)
 
     def _connected(self) -> socket.socket:
         link = socket.socket(socket.AF_UNIX)
@@ -170,7 +204,11 @@ class ForkServer:
         return link
 
     def end(self) -> None:
-        """End it; servers that it forked go on."""
+        """End it; servers that it forked go on, unless they are in its box."""
+        if self.box is not None:
+            self.box.end()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
         if self.alive:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -204,6 +242,8 @@ def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -
         Refused: it cannot be forked.
         ForkServerDied: it could not be started, or died.
     """
+    if spec.box is not None:
+        return _begin_boxed(spec, spec.box, folder)
     order = ForkServerOrder(spec.module, list(spec.preload), list(spec.path), idle_s, spec.label)
     try:
         with (folder / LOG).open("wb") as log:
@@ -238,10 +278,72 @@ def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -
     return made
 
 
+def _begin_boxed(spec: ForkServerSpec, box: BoxOrder, folder: Path) -> ForkServer:
+    """As ``begin_fork_server``, in a box. It ends with the caller, however that ends.
+
+    ``folder`` stays outside; the box has an open file and a listening socket of it.
+    """
+    with contextlib.ExitStack() as handed:
+        listener = handed.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(folder / SOCKET))
+        listener.listen(16)
+        facts = handed.enter_context((folder / FACTS).open("wb"))
+        log = handed.enter_context((folder / LOG).open("wb"))
+        running = Box(
+            replace(
+                box,
+                argv=(str(spec.python), "-c", FORK_SERVER, str(SCRIPTS), *spec.words, spec.label),
+                env=run_variables(spec.env, str(TEMPORARY)),
+                readable=(*box.readable, SCRIPTS, Path(processes.__file__)),
+                door=True,
+                descriptors=(listener.fileno(), facts.fileno()),
+            ),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+        order = ForkServerOrder(
+            spec.module,
+            list(spec.preload),
+            list(spec.path),
+            label=spec.label,
+            listener=listener.fileno(),
+            facts_fd=facts.fileno(),
+        )
+    child = running.process
+    made = ForkServer(
+        spec.label,
+        spec.key,
+        folder,
+        child.pid,
+        processes.born(child.pid),
+        child=child,
+        box=running,
+    )
+    try:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):
+            child.stdin.write(to_line(order))
+            child.stdin.flush()
+        _wait_for_facts(made, child)
+        seen = made.facts
+        if seen.refused:
+            raise Refused(seen.refused, cold=seen.cold)
+        made.pid = running.outside(seen.pid)
+        made.born = processes.born(made.pid)
+    except BoxEnded as error:
+        made.end()
+        raise ForkServerDied(f"The fork server of {spec.label} has ended.") from error
+    except BaseException:
+        made.end()
+        raise
+    return made
+
+
 def _wait_for_facts(made: ForkServer, child: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + IMPORT_TIMEOUT_S
-    while not (made.folder / FACTS).exists():
-        if child.poll() is not None and not (made.folder / FACTS).exists():
+    while not _has_facts(made):
+        if child.poll() is not None and not _has_facts(made):
             lines = (made.folder / LOG).read_text(errors="replace").strip().splitlines()
             raise ForkServerDied(
                 f"The fork server of {made.label} ended with {child.returncode} as it imported.",
@@ -252,6 +354,14 @@ def _wait_for_facts(made: ForkServer, child: subprocess.Popen[bytes]) -> None:
                 f"The fork server of {made.label} did not import in {duration(IMPORT_TIMEOUT_S)}."
             )
         time.sleep(POLL_S)
+
+
+def _has_facts(made: ForkServer) -> bool:
+    """Whether it has written them: in a box the file is there before, and empty."""
+    try:
+        return (made.folder / FACTS).stat().st_size > 0
+    except OSError:
+        return False
 
 
 class ForkServers:
@@ -306,7 +416,7 @@ class ForkServers:
             parent = self.find(spec)
             if parent is not None:
                 return parent
-            if self.idle_s or self.lent:
+            if spec.box is None and (self.idle_s or self.lent):
                 return self._get_kept(spec)
             self._make_room()
             made = begin_fork_server(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from mmrepro.base.errors import EngineStartError, InfrastructureError, UsageError
+from mmrepro.base.machine.files import MOST_CONFIG_BYTES, read_file
 from mmrepro.base.machine.gpu import Choice, leased
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
@@ -31,6 +32,7 @@ from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.play.looking import of_engine, read_tracebacks
 from mmrepro.runs.play.observing import Observing
 from mmrepro.runs.play.players import Look as Look, Measuring, PlayOptions as PlayOptions
+from mmrepro.runs.play.prepared import prepare
 from mmrepro.runs.runner import blank, driving, model_of
 from mmrepro.runs.start import (
     ServerSpec,
@@ -42,11 +44,12 @@ from mmrepro.runs.start import (
     start,
     target,
 )
-from mmrepro.runs.starter import Starter
+from mmrepro.runs.starter import Starter, box_of
 from mmrepro.scenario import Drive, Scenario
-from mmrepro.scenario.registry import load_scenario
-from mmrepro.traffic.capture.client import ClientRun, ClientWanted, run_client
+from mmrepro.scenario.registry import known_scenario
+from mmrepro.traffic.capture.client import ClientRun, ClientWanted, run_client, run_trusted
 from mmrepro.traffic.capture.proxy import RecordingProxy
+from mmrepro.traffic.capture.recording_box import BoxedRecording
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
@@ -73,11 +76,13 @@ class Player:
         timeout_s: float = 600.0,
         device: str = "auto",
         listener: Listener | None = None,
+        boxed: bool = False,
     ) -> None:
+        """``boxed``: servers run in a box: a stranger chose their options or requests."""
         self.server, self.folder, self.listener = server, folder, listener
         self.options = RunCommand(timeout_s=timeout_s, device=device)
         self.deadlines: Deadlines | None = None
-        self.starter = Starter(start_mode, several=True)
+        self.starter = Starter(start_mode, several=True, boxed=boxed)
         self._held = contextlib.ExitStack()
         self._environments: dict[EnvironmentSpec, Environment] = {}
         self._gpu: Choice | None = None
@@ -131,12 +136,25 @@ class Player:
             self.serving(self.server, folder) as (server, journal),
         ):
             self._measured(server, journal)
-            with RecordingProxy(urlsplit(server.url).port or 0, SERVED_MODEL) as proxy:
-                python = server.spec.environment.python
-                made = run_client(replace(wanted, python=python), proxy, alive=server.alive)
-                made.died = not server.alive()
-            proxy.write(folder / RECORDED)
-            made.notes += proxy.notes
+            environment = server.spec.environment
+            wanted = replace(
+                wanted,
+                python=environment.python,
+                readable=box_of(environment).readable,
+            )
+            port = urlsplit(server.url).port or 0
+            if server.process.door is None:
+                with RecordingProxy(port, SERVED_MODEL) as proxy:
+                    made = run_trusted(wanted, proxy, alive=server.alive)
+                    made.died = not server.alive()
+                proxy.write(folder / RECORDED)
+                made.notes += proxy.notes
+            else:
+                with BoxedRecording(server.process.door, port, SERVED_MODEL) as recording:
+                    made = run_client(wanted, recording, alive=server.alive)
+                    made.died = not server.alive()
+                    recording.write(folder / RECORDED)
+                made.notes += recording.notes
         return self.deadlines, made
 
     @contextlib.contextmanager
@@ -259,6 +277,9 @@ class Player:
             model, journal.incident.model = model_of(scenario.model, options.model)
         gpu, cold = self._gpu, self._tries_cold
         spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
+        if self.starter.boxed:
+            with self._building:
+                prepare(spec, _Replayed, journal)
         with journal.stage("start-up"):
             return start(spec, journal, self.starter)
 
@@ -322,7 +343,7 @@ def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCo
     names: tuple[str, ...] = ()
     if wanted.mitigation:
         scenario, _, name = wanted.mitigation.rpartition("/")
-        known = load_scenario(scenario)
+        known = known_scenario(scenario, trust=False)  # the name is of a case's file
         if known.engine != wanted.engine:
             raise UsageError(f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}.")
         attributes["mitigations"], names = (known.mitigation(name),), (name,)
@@ -335,8 +356,8 @@ def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCo
 def _stand_in(folder: Path) -> TinyModel:
     """What is known of a model of the user's own: whether it sees images. Raises UsageError."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
+        config = json.loads(read_file(folder / "config.json", MOST_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         names = ", ".join(TINY)
         raise UsageError(
             f"{folder} holds no model: its config.json cannot be read.",

@@ -84,12 +84,14 @@ class Servers(NamedTuple):
         wanted: the one on which deadlines are measured; a case brings its own.
         timeout_s: that one may take to become ready.
         device: auto, cpu or cuda.
+        boxed: whether they run in a box: a stranger chose their options or requests.
     """
 
     wanted: ServerWanted
     start_mode: StartMode = StartMode.AUTO
     timeout_s: float = 600.0
     device: str = "auto"
+    boxed: bool = False
 
 
 class Players:
@@ -128,6 +130,7 @@ class Players:
                         timeout_s=servers.timeout_s,
                         device=servers.device,
                         listener=self._listener,
+                        boxed=servers.boxed,
                     )
                 )
             return self._made[key]

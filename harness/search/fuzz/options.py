@@ -239,6 +239,13 @@ class FuzzCommand(ServerCommand):
     )
     jobs: int | None = common.JOBS(None, help="Number of servers at a time.", shown="1")
     out: Path | None = common.OUT(None, shown="fuzz/…")
+    box: bool = common.BOX(
+        True, help="With --from: run the servers in a box, since others wrote what they get."
+    )
+
+    @property
+    def boxed(self) -> bool:
+        return self.box and self.source is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,6 +16,7 @@ from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
 from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand, Profile, dialect_of, under
 from mmrepro.search.replay.known import usual_server
+from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.files import MAX_IMAGE_BYTES
@@ -26,7 +27,8 @@ MAX_BYTES = 64 << 20
 
 def settled(asked: FuzzCommand) -> FuzzCommand:
     """The options with the server; a session that is continued keeps its own, where nothing else
-    is asked for."""
+    is asked for. Raises UsageError: no such engine or release; or the kept server has what a file
+    may not set."""
     kept, budget_s = kept_options(asked.resume) if asked.resume is not None else ({}, None)
     changes: dict[str, Any] = {}
     for option, name, parse in (
@@ -44,6 +46,8 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
         changes["budget_s"] = budget_s
     profile = changes.get("profile", asked.profile)
     server = server_of(asked.engine, profile, asked.asked, kept.get("server", ""))
+    if asked.resume is not None and not asked.asked:
+        refuse_unlisted(server, asked.resume)
     return replace(asked, server=server, **changes)
 
 

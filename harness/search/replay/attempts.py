@@ -22,7 +22,7 @@ from mmrepro.campaign.events import Found, RunEnded
 from mmrepro.campaign.search import Search, Spent
 from mmrepro.campaign.work import Began, Here, OnServers, Order, Working
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.folder import new_folder
+from mmrepro.failure.documents.folder import new_folder, refuse_taken
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions, Servers
@@ -158,6 +158,7 @@ def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> 
             f"{options.out} already holds a {journal.what}.",
             hint=f"--resume {options.out} goes on with it; or choose another --out",
         )
+    refuse_taken(options.out)
     return options.out
 
 
@@ -174,7 +175,11 @@ class CaseSearch(Search[DocumentT, CaseResult]):
     def __init__(self, options: ServerCommand, *, blind: bool = False) -> None:
         super().__init__()
         self.servers = Servers(
-            options.server, options.start_mode, options.timeout_s, options.device
+            options.server,
+            options.start_mode,
+            options.timeout_s,
+            options.device,
+            options.boxed,
         )
         self.options, self.blind = options, blind
         self._orders: dict[str, CaseRun] = {}

@@ -33,6 +33,7 @@ from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import COMPARED, LOUD
 from mmrepro.search.replay.store import PLAYS_DIR, VERDICTS, Ended
+from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.case.files import case_digest, read_case, read_contents, write_case
 from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE, Case
 
@@ -122,16 +123,18 @@ def subject(word: str) -> Subject | None:
         loaded = load_finding(found)
     except BadIncident:
         case, folder = read_case(found)
-        return Subject(found, _with_requests(case, found), folder)
+        return Subject(found, _playable(case, found), folder)
     if loaded.case is None or loaded.folder is None:
         raise UsageError(f"{found} has no case that could be sent.")
     # The images of a finding's case lie in its own folder.
-    return Subject(found, _with_requests(loaded.case, found), loaded.folder, loaded.finding)
+    return Subject(found, _playable(loaded.case, found), loaded.folder, loaded.finding)
 
 
-def _with_requests(case: Case, place: Path) -> Case:
+def _playable(case: Case, place: Path) -> Case:
+    """Raises UsageError: it has no request, or sets of its server what a file may not."""
     if not case.operations:
         raise UsageError(f"{place} has no request that could be sent.")
+    refuse_unlisted(case.server, place, command=f"mmrepro replay {place}")
     return case
 
 

@@ -24,10 +24,11 @@ from mmrepro.live.diagnose.session import diagnose
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.scenario import Finding as Judgement, LiveFacts, Scenario, Truth
-from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario.registry import known_scenario
 from mmrepro.scenario.silent import SILENT, Failure
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.store import LiveLook, Named, Observation
+from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.capture.read import holds_case
 from mmrepro.traffic.case.files import pictures, read_case
 from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
@@ -148,7 +149,7 @@ def mitigation(named: Named, release: str) -> str:
     there is none."""
     if named.known is None:
         return ""
-    scenario = load_scenario(named.known)
+    scenario = known_scenario(named.known, trust=False)
     if named.variant not in ("", scenario.variant):
         return ""
     for one in scenario.mitigations:
@@ -249,7 +250,8 @@ def exception_pattern(lines: list[str]) -> str:
 
 def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> ServerWanted:
     """The server: a case's own, for a recording that of the engine's scenarios; what ``asked`` says
-    goes over both. Raises UsageError: no engine, or none of that name, or no such release."""
+    goes over both. Raises UsageError: no engine, or none of that name, no such release, or a case
+    that sets what others may not set."""
     places = (place for place in (resume, file) if place)
     kept = next((p for p in places if p.name == CASE_FILE or holds_case(p)), None)
     own = read_case(kept)[0].server if kept else None
@@ -267,6 +269,8 @@ def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> Ser
             )
         get_engine(asked["engine"])
         own = usual_server(asked["engine"])
+    else:
+        refuse_unlisted(own, kept or file, asked)
     wanted = ServerWanted.model_validate({**own.model_dump(), **asked})
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
     return wanted

@@ -69,6 +69,11 @@ class ServerCommand(Command):
             )
 
     @property
+    def boxed(self) -> bool:
+        """Whether its servers run in a box: not where their options and traffic are the user's."""
+        return False
+
+    @property
     def on_gpu(self) -> str:
         """ "cuda" if that is where the servers run, else "": what a journal remembers."""
         return "cuda" if device_of(self.device) == "cuda" else ""
@@ -157,6 +162,11 @@ class ReplayCommand(TrafficCommand):
     jobs: int | None = common.JOBS(
         None, help="Number of servers at a time.", shown="as memory and cores allow"
     )
+    box: bool = common.BOX(True)
+
+    @property
+    def boxed(self) -> bool:
+        return self.box
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,6 +49,8 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import PlayState
 from mmrepro.traffic.case.typed import in_order
 
+BOXED = "Servers and clients run in a box (bubblewrap): no network, none of your files, no rights."
+UNBOXED = "Servers and clients run WITHOUT a box, with this machine's network and your files."
 ALONE = 2
 """Plays of traffic that showed nothing and in which nothing runs beside anything else."""
 SHOWN = 12
@@ -187,7 +189,8 @@ class Rounds:
         other.also.append(f"{finding.finding_class}: {finding.said}")
         self._with_another.append(finding.bucket)
         self._replay.findings.remove(finding)
-        shutil.rmtree(self._files.folder / finding.folder, ignore_errors=True)
+        if finding.folder:  # without a name of its own it would be the replay's
+            shutil.rmtree(self._files.folder / finding.folder, ignore_errors=True)
         self.plays.grew(other)
         return True
 
@@ -390,6 +393,7 @@ class Replaying(CaseSearch[Replay]):
 
     def begin(self, campaign: Campaign[Replay]) -> None:
         super().begin(campaign)
+        campaign.emit(Note(text=BOXED if self.options.boxed else UNBOXED))
         self._files = ReplayFolder(self.folder, self.case, self.options, self._write)
 
     def more(self) -> Callable[[], None] | None:

@@ -25,12 +25,17 @@ class ReproCommand(ReplayCommand):
         argument=True,
     )
     server_command: str = option(
-        "", 'The server, e.g. "vllm serve MODEL --flags".', "COMMAND", name="--server"
+        "",
+        'The server, e.g. "vllm serve MODEL --flags".',
+        "COMMAND",
+        name="--server",
+        runs_code=True,
     )
     client: str = option(
         "",
         'Client: "python client.py", a script with curl, a request\'s body, a HAR or a case.',
         "COMMAND|FILE",
+        runs_code=True,
     )
     reported: str = option(
         "", "What the report observed: a status, death, hang and so on.", "WORD", shown="as it says"
@@ -39,7 +44,10 @@ class ReproCommand(ReplayCommand):
         "", "Also replay what is found on this release; newest: of those here.", "RELEASE|newest"
     )
     container: str = option(
-        "", "Run the client in a container of this image, with podman or docker.", "IMAGE"
+        "",
+        "Run the client in a container of this image, with podman or docker.",
+        "IMAGE",
+        runs_code=True,
     )
     release: str = common.RELEASE("", shown="the report's, or the nearest one that is installed")
     repeat: int = common.REPEAT(
@@ -47,6 +55,13 @@ class ReproCommand(ReplayCommand):
     )
     client_timeout: float = option(
         CLIENT_S, "Time limit of the client.", "SECONDS", LIMITS, least=1, most=3600
+    )
+
+    box: bool = common.BOX(
+        True,
+        help="Run the report's server and client in a box: no network, none of your files. "
+        "--trust-report: run them as you, once you have read the report.",
+        name="--box/--trust-report",
     )
 
     def written(self) -> Self:

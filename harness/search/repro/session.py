@@ -16,6 +16,7 @@ from typing import Any, Final
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import device_of, is_file, is_folder, read_file, write_file
 from mmrepro.base.records import FindingClass
+from mmrepro.base.text.sanitize import one_line
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
@@ -526,7 +527,9 @@ class Reproducing(Replaying):
         write_file(self.folder / CLIENT_DIR / RUN_FILE, run.model_dump_json())
         self._known(case, run)
         ran = f"The client ran {run.isolation}." if run.isolation else ""
-        for line in filter(None, [*changed, ran, *run.notes]):
+        printed = run.output.strip().rpartition("\n")[2] if not case.operations else ""
+        last = f"The last line of the client: {one_line(printed, 160)}" if printed else ""
+        for line in filter(None, [*changed, ran, *run.notes, last]):
             self.campaign.emit(Note(text=line))
         return result
 

@@ -1,13 +1,13 @@
-"""A client that a report brings: run against a recording proxy, with as little else as can be had.
+"""A client that a report brings: run in a box of its own, where it reaches a recording and nothing
+else.
 
-It is nobody's whom we know. Where the kernel or a container allows it, it reaches the proxy and
-nothing else; where it does not, that is reported.
+It is nobody's whom we know. Without a box it runs only where the user has read it and says so
+(``--trust-report``), and then it has this machine's network and files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -20,29 +20,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Protocol
 
+from mmrepro.base.box import TEMPORARY, WORK, Box, BoxOrder, Leads, Limits
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Record
 from mmrepro.reproducers import reproducer_path
 from mmrepro.traffic.capture.proxy import RecordingProxy
+from mmrepro.traffic.capture.recording_box import BoxedRecording
 
 MEMORY, CPU_S = 8 << 30, 300
 LIMIT_S, SILENT_S, DEAD_S = 120.0, 30.0, 5.0
 """Seconds that a client may take; without anything that comes of what it waits for; and after the
 server's end."""
-COPIED_BYTES, COPIED_FILES = 64 << 20, 2000
-OUTPUT = 64 << 10
+COPIED_BYTES, COPIED_FILES, COPIED_DEPTH = 64 << 20, 2000, 20
+OUTPUT, MOST_OUTPUT = 64 << 10, 256 << 20
+PROCESSES = 512
+POLL_S = 0.05
 PORTS: Final = (8000, 30000, 23333, 8080, 80)
 """That clients call by default: of vLLM, of SGLang, of LMDeploy, and of the web."""
-UNSHARE: Final = (
-    *("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork"),
-    *("--kill-child", "--mount-proc"),
-)
-HIDDEN: Final = (
-    *(".ssh", ".aws", ".config", ".kube", ".docker", ".gnupg", ".azure", ".cache/huggingface"),
-)
-"""Folders of a home that the client is shown empty."""
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "[::1]"})  # noqa: S104
 _API: Final = r"/(?:v\d|generate|inference|health|metrics|open_session|score|rerank|pooling|ping)\b"
 _ADDRESS: Final = re.compile(
@@ -59,6 +55,8 @@ _BARE: Final = re.compile(
 """A host and its port, as curl takes them without a scheme."""
 _NUMBER: Final = re.compile(r"(?<![\w.])(\d{4,5})(?![\w.])")
 MANY_PORTS: Final = 40
+MOST_PORTS, MOST_HOSTS = 200, 100
+"""A script may name thousands; so many lead to the recording."""
 _VARIABLE: Final = re.compile(r"https?://\$\{?([A-Za-z_]\w*)\}?")
 _READ: Final = re.compile(
     r"""environ\[["'](\w+)["']\]|(?:environ\.get|getenv)\(\s*["'](\w+)["']\s*\)|\$(?:(\w+)|\{(\w+)\})"""
@@ -85,12 +83,13 @@ class ClientWanted:
 
     Attributes:
         command: its words; the first one is a program.
-        folder: where it is run: a copy of what lies beside it.
+        folder: its files: they are copied into its box, where it starts beside them.
         script: what it says, for the addresses in it; "": not known.
         image: of a container; "": none.
         ports: further ones that it may call.
         limit_s: seconds that it may take.
         python: what the word ``python`` means to it: an environment's, with its packages.
+        readable: what its box shows besides: that environment.
     """
 
     command: tuple[str, ...]
@@ -100,6 +99,7 @@ class ClientWanted:
     ports: tuple[int, ...] = ()
     limit_s: float = LIMIT_S
     python: Path | None = None
+    readable: tuple[Path, ...] = ()
 
 
 class ClientRun(Record):
@@ -215,88 +215,150 @@ def pictures_in(script: str) -> list[str]:
 
 @contextlib.contextmanager
 def beside(script: Path | None, text: str = "", name: str = "client") -> Iterator[Path]:
-    """A folder to run in, which is removed at the end: a copy of what lies beside ``script``, if
-    that is not too much, and in it ``text`` as ``name``."""
-    with tempfile.TemporaryDirectory(prefix="mmrepro-client-") as made:
+    """A new folder with a client's files, which is removed at the end: a copy of what lies beside
+    ``script``, if that is not too much, and in it ``text`` as ``name``.
+
+    Nothing in it is a link, so that what is written into it later stays there.
+    """
+    with tempfile.TemporaryDirectory(prefix="mmrepro-client-", ignore_cleanup_errors=True) as made:
         folder = Path(made).resolve() / "work"
-        if script is not None and _is_small(script.parent):
-            shutil.copytree(script.parent, folder, symlinks=True)
-        else:
-            folder.mkdir()
+        folder.mkdir()
+        if script is not None:
+            for file in _copied_with(script.resolve().parent):
+                target = folder / file.relative_to(script.resolve().parent)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(OSError):  # it went away, or is closed to us
+                    _copy_plain(file, target)
         if text:
             (folder / name).unlink(missing_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
         yield folder
 
 
-def _is_small(folder: Path) -> bool:
-    files = total = 0
+def _copied_with(folder: Path) -> list[Path]:
+    """The plain files in and below ``folder`` that a client gets; none where they are too many or
+    too large, or where the folder is a home or holds one.
+
+    Files and folders whose names begin with a dot are left out: those of a home hold keys, and
+    those of a project hold environments and histories.
+    """
+    home = Path.home().resolve()
+    if home == folder or home.is_relative_to(folder):
+        return []
+    chosen: list[Path] = []
+    total = 0
     for place, folders, names in os.walk(folder):
-        folders[:] = [one for one in folders if not one.startswith(".")]
+        depth = len(Path(place).relative_to(folder).parts)
+        visible = [name for name in folders if not name.startswith(".")]
+        folders[:] = visible if depth < COPIED_DEPTH else []
         for name in names:
-            files += 1
+            file = Path(place) / name
+            if name.startswith(".") or file.is_symlink() or not file.is_file():
+                continue
             with contextlib.suppress(OSError):
-                total += (Path(place) / name).lstat().st_size
-            if files > COPIED_FILES or total > COPIED_BYTES:
-                return False
-    return True
+                total += file.lstat().st_size
+                chosen.append(file)
+            if len(chosen) > COPIED_FILES or total > COPIED_BYTES:
+                return []
+    return chosen
+
+
+def _copy_plain(file: Path, target: Path) -> None:
+    """Copy a plain file. Raises OSError: it is a link, or is none any more."""
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as source, target.open("xb") as copy:
+        copy.write(source.read(COPIED_BYTES))
 
 
 # ------------------------------------------------------------------------------------- its run
 
 
+class Recording(Protocol):
+    """What a client's requests go through: a proxy in this process, or one in a box."""
+
+    model: str
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since anything came of the requests that wait; 0: none does."""
+
+
 def run_client(
-    wanted: ClientWanted, proxy: RecordingProxy, *, alive: Callable[[], bool] = lambda: True
+    wanted: ClientWanted, recording: BoxedRecording, *, alive: Callable[[], bool] = lambda: True
 ) -> ClientRun:
-    """Run a client to its end, or until it takes too long.
+    """Run a client in a box, or in a container of its own, to its end or until it takes too long.
 
     Args:
-        alive: whether the server behind the proxy still runs.
+        alive: whether the server behind the recording still runs.
 
     Raises:
+        NoBox: there is none here.
         UsageError: it cannot be run here.
     """
-    made, calls = ClientRun(), called(wanted.script)
-    ports = [*dict.fromkeys([*calls.ports, *wanted.ports, *PORTS, *calls.guessed])]
-    aside = wanted.folder.parent
-    place = aside / "proxy.sock"
-    proxy.listen(place)
-    reader, writer = os.pipe()
-    box = [str(reproducer_path("client_box.py")), "--socket", str(place), "--told", str(writer)]
-    box += [word for port in ports for word in ("--port", str(port))]
-    box += ["--memory", str(MEMORY), "--cpu", str(CPU_S)]
-    env = _variables(wanted, calls, ports[0], proxy.model)
-    told, removal = b"", list[str]()
-    try:
-        if wanted.image:
-            program, name = container_program(), f"mmrepro-client-{secrets.token_hex(6)}"
-            command = _container(wanted, box, env, calls, program, name)
-            removal = [program, "rm", "--force", name]
-            env = dict(os.environ)  # the program's: its images lie in our home
-            made.notes += _without_numbers(wanted, calls)
-            made.isolation = f"in a container of {wanted.image}, without a network and our files"
-        elif _can_unshare():
-            hosts = aside / "hosts"
-            hosts.write_text("127.0.0.1 localhost " + " ".join(calls.names) + "\n")
-            box += ["--own-network", "--hosts", str(hosts), "--writable", str(wanted.folder)]
-            box += [word for one in calls.numbers for word in ("--address", one)]
-            hidden = [Path.home() / name for name in HIDDEN]
-            box += [w for one in hidden if one.is_dir() for w in ("--hide", str(one))]
-            command = [*UNSHARE, sys.executable, *box, "--", *wanted.command]
-            made.isolation = "in a network of its own, with files read-only"
-        else:
-            command = _exposed(wanted, proxy, calls, ports, env, made)
-        _carry_out(command, wanted, env, proxy, alive, made, writer)
-    finally:
-        if removal:  # docker's belongs to its daemon, and outlives the command
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(removal, capture_output=True, timeout=30)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            told = pipe.read()
-    if "--own-network" in box and (why := _lacks(told)):
-        made.isolation = f"in a network of its own; files are not protected ({why})"
+    calls = called(wanted.script)
+    ports = _ports(wanted, calls)
+    variables = _variables(wanted, calls, ports[0], recording.model)
+    if wanted.image:
+        return _run_contained(wanted, recording, calls, ports, variables, alive)
+    order = BoxOrder(
+        argv=wanted.command,
+        env={**variables, "HOME": str(WORK), "TMPDIR": str(TEMPORARY)},
+        readable=wanted.readable,
+        copied=(wanted.folder,),
+        leads=(Leads(ports, recording.socket),),
+        hosts=calls.names[:MOST_HOSTS],
+        addresses=calls.numbers[:MOST_HOSTS],
+        limits=Limits(memory=MEMORY, address_space=MEMORY, processes=PROCESSES, cpu_s=CPU_S),
+        removed=(wanted.folder.parent,),
+    )
+    with tempfile.TemporaryFile() as output:
+        with Box(order, stdout=output, stderr=output) as box:
+            made = _watched(box.process, wanted, recording, alive, output)
+            made.isolation = box.isolation
+        # Known once the keeper has ended: it is what ends a box that takes too much.
+        if box.over:
+            made.code, made.ended = None, box.over
+        made.output = _last(output)
     return made
+
+
+def run_trusted(
+    wanted: ClientWanted, proxy: RecordingProxy, *, alive: Callable[[], bool] = lambda: True
+) -> ClientRun:
+    """Run a client that the user has read as the user, without a box: the proxy listens where it
+    calls.
+
+    Raises:
+        UsageError: the proxy cannot listen there, or the client calls another machine.
+    """
+    calls = called(wanted.script)
+    ports = _ports(wanted, calls)
+    for port in calls.ports or ports[:1]:
+        try:
+            proxy.listen(port)
+        except OSError as error:
+            raise UsageError(
+                f"The client calls port {port}, where the proxy cannot listen: {error.strerror}.",
+                hint="end what listens there, or install bubblewrap and leave --trust-report out",
+            ) from error
+    if foreign := [*calls.names, *calls.numbers]:
+        raise UsageError(
+            f"The client calls {foreign[0]}, and has no network of its own in which that is this "
+            "machine.",
+            hint="write http://127.0.0.1:8000 in the client, or install bubblewrap",
+        )
+    variables = _variables(wanted, calls, ports[0], proxy.model)
+    with tempfile.TemporaryFile() as output:
+        child = _started([*wanted.command], wanted, variables, output)
+        made = _watched(child, wanted, proxy, alive, output)
+    made.isolation = "without a box, with this machine's network and files (--trust-report)"
+    return made
+
+
+def _ports(wanted: ClientWanted, calls: Called) -> tuple[int, ...]:
+    """Those that lead to the recording, the likeliest first."""
+    ports = dict.fromkeys([*calls.ports, *wanted.ports, *PORTS, *calls.guessed])
+    return tuple(ports)[:MOST_PORTS]
 
 
 _MEANT: Final = (
@@ -341,12 +403,7 @@ def _variables(wanted: ClientWanted, calls: Called, port: int, model: str) -> di
     }
 
 
-def _can_unshare() -> bool:
-    try:
-        done = subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+# ----------------------------------------------------------------------------------- a container
 
 
 def container_program() -> str:
@@ -360,41 +417,70 @@ def container_program() -> str:
                 return name
     raise UsageError(
         "--container needs podman or docker, and neither answers here.",
-        hint="leave --container out: the client gets a network of its own where the kernel lets it",
+        hint="leave --container out: the client then runs in a box like the server",
     )
+
+
+def _run_contained(
+    wanted: ClientWanted,
+    recording: BoxedRecording,
+    calls: Called,
+    ports: Sequence[int],
+    variables: dict[str, str],
+    alive: Callable[[], bool],
+) -> ClientRun:
+    """As ``run_client``, in a container of the image that the user has named."""
+    program, name = container_program(), f"mmrepro-client-{secrets.token_hex(6)}"
+    notes = _without_numbers(wanted, calls)
+    command = _container(wanted, recording, variables, calls, ports, program, name)
+    try:
+        with tempfile.TemporaryFile() as output:
+            # The program's own variables: its images lie in our home.
+            child = _started(command, wanted, dict(os.environ), output)
+            made = _watched(child, wanted, recording, alive, output)
+    finally:
+        # docker's belongs to its daemon, and outlives the command
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([program, "rm", "--force", name], capture_output=True, timeout=30)
+    made.isolation = f"in a container of {wanted.image}, without a network and our files"
+    made.notes += notes
+    return made
 
 
 def _container(
     wanted: ClientWanted,
-    box: Sequence[str],
-    env: dict[str, str],
+    recording: BoxedRecording,
+    variables: dict[str, str],
     calls: Called,
+    ports: Sequence[int],
     program: str,
     name: str,
 ) -> list[str]:
     """The command, which ends with the client's own words. PATH stays the image's."""
     aside = wanted.folder.parent
-    script = Path(box[0])
+    script = reproducer_path("client_box.py")
     shutil.copyfile(script, aside / script.name)
-    told = box.index("--told")
-    words = [word for at, word in enumerate(box) if at not in (told, told + 1)]
-    inside = [word.replace(str(aside), "/mmrepro") for word in words[1:]]
-    env = {**env, "HOME": "/mmrepro/work", "TMPDIR": "/mmrepro/work"}
+    env = {**variables, "HOME": "/mmrepro/work", "TMPDIR": "/mmrepro/work"}
     del env["PATH"]
     rootless = program == "podman" and os.getuid() != 0
-    return [
-        *(program, "run", "--rm", "--name", name, "--network", "none", "--cap-drop", "ALL"),
-        *("--security-opt", "no-new-privileges", "--read-only", "--pids-limit", "512"),
-        *("--security-opt", "label=disable"),  # SELinux keeps it from the proxy's socket
-        *(("--userns", "keep-id") if rootless else ()),  # else the folder is not its user's
-        *("--memory", str(MEMORY), "--user", f"{os.getuid()}:{os.getgid()}"),
-        *("--volume", f"{aside}:/mmrepro", "--workdir", "/mmrepro/work", "--tmpfs", "/tmp"),  # noqa: S108
-        *(word for name in calls.names for word in ("--add-host", f"{name}:127.0.0.1")),
-        *(word for name, value in env.items() for word in ("--env", f"{name}={value}")),
-        *("--entrypoint", "python3", wanted.image, f"/mmrepro/{script.name}"),
-        *inside,
-        *("--", *(word.replace(str(wanted.folder), "/mmrepro/work") for word in wanted.command)),
-    ]
+    command = [program, "run", "--rm", "--name", name, "--network", "none", "--cap-drop", "ALL"]
+    command += ["--security-opt", "no-new-privileges", "--read-only", "--pids-limit", "512"]
+    command += ["--security-opt", "label=disable"]  # SELinux keeps it from the recording's socket
+    if rootless:
+        command += ["--userns", "keep-id"]  # else the folder is not its user's
+    command += ["--memory", str(MEMORY), "--user", f"{os.getuid()}:{os.getgid()}"]
+    command += ["--volume", f"{aside}:/mmrepro", "--workdir", "/mmrepro/work"]
+    command += ["--volume", f"{recording.socket}:/recording.sock", "--tmpfs", str(TEMPORARY)]
+    for host in calls.names:
+        command += ["--add-host", f"{host}:127.0.0.1"]
+    for variable, value in env.items():
+        command += ["--env", f"{variable}={value}"]
+    command += ["--entrypoint", "python3", wanted.image, f"/mmrepro/{script.name}"]
+    command += ["--socket", "/recording.sock", "--memory", str(MEMORY), "--cpu", str(CPU_S)]
+    for port in ports:
+        command += ["--port", str(port)]
+    inside = [word.replace(str(wanted.folder), "/mmrepro/work") for word in wanted.command]
+    return [*command, "--", *inside]
 
 
 def _without_numbers(wanted: ClientWanted, calls: Called) -> list[str]:
@@ -409,81 +495,62 @@ def _without_numbers(wanted: ClientWanted, calls: Called) -> list[str]:
     return [f"{number} is read as 127.0.0.1." for number in calls.numbers]
 
 
-def _exposed(
-    wanted: ClientWanted,
-    proxy: RecordingProxy,
-    calls: Called,
-    ports: Sequence[int],
-    env: dict[str, str],
-    made: ClientRun,
-) -> list[str]:
-    """Without a network of its own: the proxy listens where the client calls. Raises UsageError:
-    it cannot."""
-    made.isolation = "with this machine's network and files: the kernel gives it none of its own"
-    for port in calls.ports or ports[:1]:
-        try:
-            proxy.listen(port)
-        except OSError as error:
-            raise UsageError(
-                f"The client calls port {port}, where the proxy cannot listen: {error.strerror}.",
-                hint="end what listens there, or use --container IMAGE",
-            ) from error
-    if foreign := [*calls.names, *calls.numbers]:
-        raise UsageError(
-            f"The client calls {foreign[0]}, and has no network of its own in which that is this "
-            "machine.",
-            hint="write http://127.0.0.1:8000 in the client, or use --container IMAGE",
+# ------------------------------------------------------------------------------------ watched
+
+
+def _started(
+    command: list[str], wanted: ClientWanted, env: dict[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Raises UsageError: there is no such program."""
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=wanted.folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    return [*wanted.command]
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be run: {error.strerror}.") from error
 
 
-def _carry_out(
-    command: Sequence[str],
+def _watched(
+    child: subprocess.Popen[bytes],
     wanted: ClientWanted,
-    env: dict[str, str],
-    proxy: RecordingProxy,
+    recording: Recording,
     alive: Callable[[], bool],
-    made: ClientRun,
-    told: int,
-) -> None:
+    output: IO[bytes],
+) -> ClientRun:
+    """Wait for the end of ``child``, and end it where it takes too long."""
+    made = ClientRun()
     began, gone = time.monotonic(), 0.0
-    with tempfile.TemporaryFile() as output:
-        try:
-            child = subprocess.Popen(
-                command,
-                cwd=wanted.folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(told,),
-            )
-        except OSError as error:
-            raise UsageError(f"{command[0]} cannot be run: {error.strerror}.") from error
-        try:
-            while child.poll() is None and not made.ended:
-                time.sleep(0.05)
-                now = time.monotonic()
-                gone = 0.0 if alive() else gone or now
-                if now - began > wanted.limit_s:
-                    made.ended = f"it had not ended after {wanted.limit_s:.0f} s"
-                elif gone and now - gone > DEAD_S:
-                    made.ended = "the server had ended"
-                elif proxy.silent_s > SILENT_S:
-                    made.ended = f"a request of it had no answer for {SILENT_S:.0f} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        made.code = None if made.ended else child.returncode
-        made.seconds = round(time.monotonic() - began, 2)
-        size = output.seek(0, os.SEEK_END)
-        output.seek(max(0, size - OUTPUT))
-        made.output = output.read().decode("utf-8", "replace")
+    try:
+        while child.poll() is None and not made.ended:
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            gone = 0.0 if alive() else gone or now
+            if now - began > wanted.limit_s:
+                made.ended = f"it had not ended after {wanted.limit_s:.0f} s"
+            elif gone and now - gone > DEAD_S:
+                made.ended = "the server had ended"
+            elif recording.silent_s > SILENT_S:
+                made.ended = f"a request of it had no answer for {SILENT_S:.0f} s"
+            elif output.seek(0, os.SEEK_END) > MOST_OUTPUT:
+                made.ended = f"it printed more than {MOST_OUTPUT >> 20} MiB"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    made.code = None if made.ended else child.returncode
+    made.seconds = round(time.monotonic() - began, 2)
+    made.output = _last(output)
+    return made
 
 
-def _lacks(told: bytes) -> str:
-    """Why files are not read-only to it, as the box says; "": they are."""
-    had = json.loads(told or b"{}")
-    return "" if had.get("files") else str(had.get("why", "")) or "the box ended early"
+def _last(output: IO[bytes]) -> str:
+    """The end of what was printed."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - OUTPUT))
+    return output.read().decode("utf-8", "replace")

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -14,21 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mmrepro.base.box import inside
+from mmrepro.base.box.box import _why_none
 from mmrepro.base.errors import UsageError
 from mmrepro.search.replay.known import usual_server
-from mmrepro.traffic.capture import client as clients
 from mmrepro.traffic.capture.client import (
     ClientWanted,
-    _can_unshare,
     beside,
     called,
     pictures_in,
     run_client,
+    run_trusted,
     with_plain_addresses,
     with_plain_commands,
 )
 from mmrepro.traffic.capture.proxy import CLIENT_LEFT, NO_ANSWER, SERVER_CLOSED, RecordingProxy
 from mmrepro.traffic.capture.read import read
+from mmrepro.traffic.capture.recording_box import BoxedRecording
+
+needs_box = pytest.mark.skipif(bool(_why_none()), reason=f"no box here: {_why_none()}")
+PYTHON = Path(sys.executable).resolve()
+"""The interpreter that a client gets: no environment of an engine is needed here."""
 
 
 class Server(BaseHTTPRequestHandler):
@@ -234,6 +241,33 @@ def test_pictures_of_a_script() -> None:
     assert pictures_in(script) == ["cat.jpg", "/data/a.PNG", "img.webp"]
 
 
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Path]:
+    """A Unix socket that leads to the port that a connection's first line names: as a server's box
+    has one."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "door"))
+        (tmp_path / "door").chmod(0o666)
+        listener.listen(64)
+        relay = inside.Relay(listener, inside.to_port)
+        threading.Thread(target=relay.accept, daemon=True).start()
+        yield tmp_path / "door"
+
+
+def wanted(folder: Path, script: str, *words: str, **more: Any) -> ClientWanted:
+    return ClientWanted(
+        words, folder, script=script, python=PYTHON, readable=(PYTHON.parent.parent,), **more
+    )
+
+
+def recorded(recording: BoxedRecording, folder: Path) -> list[dict[str, Any]]:
+    """The entries that were recorded."""
+    recording.write(folder / "recorded.har")
+    entries: list[dict[str, Any]]
+    entries = json.loads((folder / "recorded.har").read_text())["log"]["entries"]
+    return entries
+
+
 READS = """
 import os, tempfile, urllib.request
 for port in ("8000", os.environ["MY_PORT"], "8104"):
@@ -245,17 +279,22 @@ open("/tmp/of-the-client", "w").write("x")
 """
 
 
-@pytest.mark.skipif(not _can_unshare(), reason="the kernel gives no network of its own")
-@pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="this Python lies below /tmp")
-def test_a_client_finds_what_it_reads_and_has_a_tmp_of_its_own(server: int) -> None:
-    with beside(None, READS, "client.py") as folder, RecordingProxy(server, "tiny") as proxy:
-        made = run_client(ClientWanted(("python3", "client.py"), folder, script=READS), proxy)
+@needs_box
+def test_a_client_finds_what_it_reads_and_has_a_tmp_of_its_own(
+    server: int, door: Path, tmp_path: Path
+) -> None:
+    with (
+        beside(None, READS, "client.py") as folder,
+        BoxedRecording(door, server, "tiny") as recording,
+    ):
+        made = run_client(wanted(folder, READS, "python3", "client.py"), recording)
+        entries = recorded(recording, tmp_path)
     assert made.code == 0, made.output
     assert made.output.split() == ["200", "200", "200", "200", "EMPTY", "tiny", "8104"]
     assert not Path("/tmp/of-the-client").exists()
-    hosts = {one["request"]["url"].split("/")[2] for one in proxy.entries}
+    hosts = {one["request"]["url"].split("/")[2] for one in entries}
     assert len(hosts) == 1, "one server answers for all"
-    assert "8104: one server answers for all" in " ".join(proxy.notes)
+    assert "8104: one server answers for all" in " ".join(recording.notes)
 
 
 def test_what_no_proxy_can_answer_for_is_replaced() -> None:
@@ -283,16 +322,20 @@ open("own", "w").write("x")
 """
 
 
-@pytest.mark.skipif(not _can_unshare(), reason="the kernel gives no network of its own")
+@needs_box
 def test_a_client_reaches_the_server_and_nothing_else(
-    server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: int, door: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMREPRO_TEST", "secret")
     script = CLIENT.replace("OUTSIDE", repr(str(tmp_path / "outside")))
-    with beside(None, script, "client.py") as folder, RecordingProxy(server, "tiny") as proxy:
-        made = run_client(ClientWanted(("python3", "client.py"), folder, script=script), proxy)
+    with (
+        beside(None, script, "client.py") as folder,
+        BoxedRecording(door, server, "tiny") as recording,
+    ):
+        made = run_client(wanted(folder, script, "python3", "client.py"), recording)
+        entries = recorded(recording, tmp_path)
     assert made.code == 0, made.output
-    assert "read-only" in made.isolation
+    assert "box" in made.isolation
     lines = made.output.splitlines()
     assert "tiny" in lines[0]
     assert "/generate" in lines[1]
@@ -300,20 +343,36 @@ def test_a_client_reaches_the_server_and_nothing_else(
     assert lines[3].startswith("no network")
     assert lines[4] == "read-only"
     assert not (tmp_path / "outside").exists()
-    assert [one["request"]["method"] for one in proxy.entries] == ["POST", "POST"]
+    assert [one["request"]["method"] for one in entries] == ["POST", "POST"]
 
 
-@pytest.mark.skipif(not _can_unshare(), reason="the kernel gives no network of its own")
+@needs_box
 @pytest.mark.parametrize(
     ("script", "code", "ended"),
     [("exit 3", 3, ""), ("sleep 60", None, "it had not ended after 1 s"), ("nope", 127, "")],
 )
-def test_how_a_client_ended(server: int, script: str, code: int | None, ended: str) -> None:
-    with beside(None, script, "client.sh") as folder, RecordingProxy(server, "tiny") as proxy:
+def test_how_a_client_ended(
+    server: int, door: Path, script: str, code: int | None, ended: str
+) -> None:
+    with (
+        beside(None, script, "client.sh") as folder,
+        BoxedRecording(door, server, "tiny") as recording,
+    ):
         limit_s = 60.0 if code is not None else 1.0  # a busy machine takes seconds to begin
-        wanted = ClientWanted(("bash", "client.sh"), folder, script=script, limit_s=limit_s)
-        made = run_client(wanted, proxy)
+        asked = wanted(folder, script, "bash", "client.sh", limit_s=limit_s)
+        made = run_client(asked, recording)
     assert (made.code, made.ended) == (code, ended)
+
+
+@needs_box
+def test_a_recorder_that_is_brought_down_brings_down_nothing_else(
+    server: int, door: Path, tmp_path: Path
+) -> None:
+    with BoxedRecording(door, server, "tiny") as recording:
+        assert recording._box is not None
+        recording._box.end()
+        with pytest.raises(UsageError, match="could not be recorded"):
+            recording.write(tmp_path / "recorded.har")
 
 
 def test_what_lies_beside_a_script_comes_along(tmp_path: Path) -> None:
@@ -326,12 +385,47 @@ def test_what_lies_beside_a_script_comes_along(tmp_path: Path) -> None:
     assert (tmp_path / "client.py").read_text() == "1"
 
 
-# ------------------------------------------------------------------- where the kernel refuses it
+def test_nothing_of_a_home_and_no_link_comes_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = tmp_path / ".ssh"
+    secrets.mkdir()
+    (secrets / "id_rsa").write_text("key")
+    (tmp_path / "link").symlink_to(secrets)
+    (tmp_path / "key").symlink_to(secrets / "id_rsa")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "client.py").write_text("1")
+    with beside(tmp_path / "client.py", "2", "client.py") as folder:
+        assert [file.name for file in folder.iterdir()] == ["client.py"]
+    (tmp_path / "data.json").write_text("{}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with beside(tmp_path / "client.py", "2", "client.py") as folder:
+        assert [file.name for file in folder.iterdir()] == ["client.py"], "of a home nothing"
 
 
-@pytest.fixture
-def _exposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_can_unshare", lambda: False)
+def test_folders_of_any_depth_and_size_are_no_trouble(tmp_path: Path) -> None:
+    place = tmp_path / "deep"
+    place.mkdir()
+    handle = os.open(place, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=handle)
+        below = os.open("d", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = below
+    os.close(handle)
+    (tmp_path / "client.py").write_text("1")
+    try:
+        with beside(tmp_path / "client.py", "2", "client.py") as folder:
+            assert (folder / "client.py").read_text() == "2"
+    finally:
+        subprocess.run(["rm", "-rf", str(place)], check=True)
+    for number in range(2100):
+        (tmp_path / str(number)).touch()
+    with beside(tmp_path / "client.py", "2", "client.py") as folder:
+        assert len(list(folder.iterdir())) == 1
+
+
+# --------------------------------------------------------------- where the user trusts the report
 
 
 def free_port() -> int:
@@ -341,20 +435,20 @@ def free_port() -> int:
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="no curl here")
-@pytest.mark.usefixtures("_exposed")
-def test_without_a_network_of_its_own_the_proxy_listens_where_it_calls(server: int) -> None:
+def test_a_trusted_client_calls_a_proxy_that_listens_where_it_calls(server: int) -> None:
     port = free_port()
     script = f"curl -s http://localhost:{port}/v1/models"
     with beside(None, script, "client.sh") as folder, RecordingProxy(server, "tiny") as proxy:
-        made = run_client(ClientWanted(("bash", "client.sh"), folder, script=script), proxy)
+        made = run_trusted(ClientWanted(("bash", "client.sh"), folder, script=script), proxy)
     assert "this machine's network" in made.isolation
     assert "tiny" in made.output
     assert len(proxy.entries) == 1
 
 
-@pytest.mark.usefixtures("_exposed")
 @pytest.mark.parametrize("taken", [True, False])
-def test_without_it_a_taken_port_or_another_host_is_refused(server: int, taken: bool) -> None:
+def test_a_trusted_client_of_a_taken_port_or_another_host_is_refused(
+    server: int, taken: bool
+) -> None:
     where = f"http://localhost:{server}" if taken else "http://192.0.2.1:8123"
     script = f"curl -s {where}/v1/models"
     words = f"port {server}" if taken else "192.0.2.1"
@@ -363,8 +457,8 @@ def test_without_it_a_taken_port_or_another_host_is_refused(server: int, taken: 
         RecordingProxy(server, "tiny") as proxy,
         pytest.raises(UsageError, match=words) as error,
     ):
-        run_client(ClientWanted(("bash", "client.sh"), folder, script=script), proxy)
-    assert "--container" in error.value.hint
+        run_trusted(ClientWanted(("bash", "client.sh"), folder, script=script), proxy)
+    assert "bubblewrap" in error.value.hint
 
 
 CONTAINERS = r"""#!/bin/sh
@@ -373,9 +467,10 @@ case $1 in run) exec sleep 60;; esac
 """
 
 
+@needs_box
 @pytest.mark.parametrize("program", ["docker", "podman"])
 def test_a_container_has_no_network_and_only_the_clients_folder(
-    server: int, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: int, door: Path, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = tmp_path / "calls"
     for name in {"docker", "podman"} - {program}:
@@ -384,13 +479,16 @@ def test_a_container_has_no_network_and_only_the_clients_folder(
     (tmp_path / program).write_text(CONTAINERS.format(calls=calls))
     (tmp_path / program).chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
     script = "curl http://gpu-box:8000/v1/models http://192.0.2.7:8000/health"
-    with beside(None, script, "client.sh") as folder, RecordingProxy(server, "tiny") as proxy:
+    with (
+        beside(None, script, "client.sh") as folder,
+        BoxedRecording(door, server, "tiny") as recording,
+    ):
         aside = str(folder.parent)
         words = ("bash", "client.sh")
-        wanted = ClientWanted(words, folder, script=script, image="python:3.12", limit_s=0.3)
-        made = run_client(wanted, proxy)
+        asked = ClientWanted(words, folder, script=script, image="python:3.12", limit_s=0.3)
+        monkeypatch.setattr(os, "getuid", lambda: 1000)
+        made = run_client(asked, recording)
         assert "http://127.0.0.1:8000/health" in (folder / "client.sh").read_text()
     assert made.ended == "it had not ended after 0 s"
     assert made.notes == ["192.0.2.7 is read as 127.0.0.1."]
@@ -398,12 +496,11 @@ def test_a_container_has_no_network_and_only_the_clients_folder(
     command = text.split()
     assert "--network none" in text
     assert "--cap-drop ALL" in text
-    assert command.count("--volume") == 1
+    assert command.count("--volume") == 2
     assert f"--volume {aside}:/mmrepro" in text
     assert "--add-host gpu-box:127.0.0.1" in text
-    assert "--told" not in command
     assert "PATH=" not in text  # the image knows where its programs lie
     assert ("--userns keep-id" in text) is (program == "podman")
-    assert "--socket /mmrepro/proxy.sock" in text
+    assert "--socket /recording.sock" in text
     assert command[-2:] == ["bash", "client.sh"]
     assert removal.split()[1:] == ["rm", "--force", command[command.index("--name") + 1]]
