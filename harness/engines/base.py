@@ -17,6 +17,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Fidelity, Setting, StandIn
 
 if TYPE_CHECKING:  # a scenario knows engines, and starts none
+    from mmrepro.engines.allowed import Allowed
     from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
     from mmrepro.engines.supervise import Entry
 from typing import Literal
@@ -235,6 +236,13 @@ class Engine(ABC):
         """
         return None
 
+    @property
+    def allowed(self) -> Allowed:
+        """Options and variables of its server that a report or a case of others may set."""
+        from mmrepro.engines.allowed import allowed_of
+
+        return allowed_of(self.name)
+
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         """How to provision ``release``; by default from the index. Raises UnknownRelease."""
         from mmrepro.engines.environments.spec import SPECS
@@ -317,9 +325,11 @@ class Engine(ABC):
         return []
 
     def _model_modules(self, model: Path) -> Iterator[str]:
+        from mmrepro.base.machine.files import MOST_CONFIG_BYTES, read_file
+
         try:
-            kind = json.loads((model / "config.json").read_bytes())["model_type"]
-        except (OSError, ValueError, LookupError):
+            kind = json.loads(read_file(model / "config.json", MOST_CONFIG_BYTES))["model_type"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return
         if self.model_package:
             yield f"{self.model_package}.{kind}"

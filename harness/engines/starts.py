@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from mmrepro.base.errors import did_you_mean
 from mmrepro.base.units import MIB, size
@@ -473,9 +474,9 @@ def stage_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
 
 # ------------------------------------------------------------------ a log's file
 
-MOST_BYTES: Final = 64 * MIB
+MOST_BYTES: Final = 8 * MIB
 """Of a log's end: a start's own lines are some hundred kilobytes."""
-MOST_LINES: Final = 200_000
+MOST_LINES: Final = 50_000
 MOST_LINE: Final = 64 << 10
 SAMPLE: Final = 400
 """Lines by which a log's wrappings are found."""
@@ -489,16 +490,34 @@ def lines_of(path: Path, notes: list[str]) -> list[LogLine]:
     """
     found: list[LogLine] = []
     with open_log(path) as stream:
-        if stream.seekable() and (length := path.stat().st_size) > MOST_BYTES:
-            stream.seek(length - MOST_BYTES)
+        end, left_out = _end_of(stream, path)
+        if left_out:
             notes.append(f"only the last {MOST_BYTES // MIB} MiB of {path.name} were read")
         with contextlib.suppress(*BROKEN):
             reader = LineReader()
-            while block := stream.read(MIB):
+            for block in end:
                 found += reader.take(block)
                 if len(found) > MOST_LINES:
                     del found[: MOST_LINES // 2]
         return [*found, *reader.take(b"", last=True)]
+
+
+def _end_of(stream: BinaryIO, path: Path) -> tuple[Iterable[bytes], bool]:
+    """The last ``MOST_BYTES`` of a stream in blocks, and whether there is more before them."""
+    if stream.seekable():
+        length = path.stat().st_size
+        stream.seek(max(0, length - MOST_BYTES))
+        return iter(partial(stream.read, MIB), b""), length > MOST_BYTES
+    kept: deque[bytes] = deque()
+    held, left_out = 0, False
+    with contextlib.suppress(*BROKEN):  # what came before the damage counts
+        while block := stream.read(MIB):
+            kept.append(block)
+            held += len(block)
+            while held - len(kept[0]) > MOST_BYTES:
+                held -= len(kept.popleft())
+                left_out = True
+    return kept, left_out
 
 
 class LineReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -152,8 +153,8 @@ def _status(text: str) -> int | None:
     """The status that a text reports, and not one that it wishes for; the most frequent one."""
     seen: dict[int, int] = {}
     for found in _STATUS.finditer(text):
-        begin = max(text.rfind(mark, 0, found.start(1)) for mark in ".\n;,") + 1
-        before = text[max(begin, found.start(1) - _WISHED_CHARS) : found.start(1)]
+        before = text[max(0, found.start(1) - _WISHED_CHARS) : found.start(1)]
+        before = before[max(before.rfind(mark) for mark in ".\n;,") + 1 :]
         if not _WISHED.search(before):
             seen[int(found[1])] = seen.get(int(found[1]), 0) + 1
     lowered = text.lower()
@@ -291,7 +292,16 @@ def _reproduced(finding: Finding) -> str:
     return f"{words}; in {rate.failed} of {rate.plays} replays on fresh servers"
 
 
-_NO_PACKAGE: Final = re.compile(r"No module named '([\w.]+)'|(\w+): command not found")
+_NO_PACKAGE: Final = re.compile(r"No module named '([\w.]{1,40})'|\b(\w{1,40}): command not found")
+
+
+def _exception(printed: str, claim: Claim) -> str:
+    """What a client ended with: an exception that Python or the report has; else no name."""
+    name = printed.partition(":")[0].strip().rpartition(".")[2]
+    raised = getattr(builtins, name, None)
+    if isinstance(raised, type) and issubclass(raised, BaseException):
+        return name
+    return name if name in claim.exceptions else "a message"
 
 
 def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
@@ -302,8 +312,9 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     if not answers:
         said = "no request was sent"
         if report.output.strip():
+            # The verdict is pasted in public: none of the client's own words are in it.
             printed = report.output.strip().splitlines()[-1]
-            said = f"the client sent no request; it printed: {printed[:160]}"
+            said += f"; its client ended with {_exception(printed, claim)}, as the report shows"
             if missing := _NO_PACKAGE.search(printed):
                 said += f" (--container IMAGE, of one that has {missing[1] or missing[2]})"
         return ReproVerdict.NOTHING_TESTED, f"nothing was tested: {said}"

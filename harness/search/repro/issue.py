@@ -6,17 +6,22 @@ The forms are those of vLLM, SGLang and LMDeploy; text that follows none is read
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
+from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.base.machine.files import read_yaml
+from mmrepro.base.machine.limited import OverLimit, WorkFailed, WorkLimits, within_limits
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
+from mmrepro.search.repro.fences import fences, without_fences
 from mmrepro.search.repro.server_command import (
     CONTINUED,
     PROMPT,
@@ -24,12 +29,9 @@ from mmrepro.search.repro.server_command import (
     of_manifest,
     parse,
 )
+from mmrepro.search.repro.shell_text import FUNCTION, ShellText
+from pydantic import TypeAdapter, ValidationError
 
-_FENCE: Final = re.compile(
-    r"^(?P<indent>[ \t>]*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<kind>[\w+-]*)[^\n]*\n(?P<text>.*?)"
-    r"(?:^[ \t>]*(?P=mark)[`~]*[ \t]*$|\Z)",
-    re.MULTILINE | re.DOTALL,
-)
 _HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
 _TITLE: Final = re.compile(r"^(?:#[ \t]+|title:[ \t]*[\"']?)(.+?)[\"']?$", re.MULTILINE)
 _INLINE: Final = re.compile(r"(?<!`)`([^`\n]{8,400})`(?!`)")
@@ -94,9 +96,11 @@ _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
 _CLIENT_WORDS: Final = re.compile(r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b")
 _ENGINES: Final = ("vllm", "sglang", "lmdeploy")
 _TO_NUMBER: Final = (
-    r"(?:\s+(?:version|nightly|release|main|latest|image|docker|commit)\b)*[\"'` |*]*"
-    r"(?:==|:|@|=|version|v|is|版本|为|是|的)*[\s:=v：|*`]*"
+    r"(?:\s++(?:version|nightly|release|main|latest|image|docker|commit)\b)*+[\"'` |*]*+"
+    r"(?:==|:|@|=|version|v|is|版本|为|是|的)*+[\s:=v：|*`]*+"
 )
+"""What stands between an engine's name and its release. None of it holds a digit, so that nothing
+of it need be given back."""
 _WELL_BEFORE: Final = re.compile(
     r"\b(?:works?|worked|working|fine|ok|good|no (?:issue|problem|error)s?|previous\w*|"
     r"earlier|older|before|from|downgrad\w+|not (?:in|with|on|affected)|fixed in|since|until)\b"
@@ -120,11 +124,21 @@ _PLAIN: Final = re.compile(
     r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?(?:vllm|sglang|lmdeploy|python[\d.]*\s+-m|docker|podman)\s"
     r"[^\n]*?(?:\s--?\w|\s[\w.-]+/[\w.-]+)"
 )
-_STARTS: Final = re.compile(
-    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:(?:sudo|nohup|time|exec|env|uv run|poetry run|pixi run|"
-    r"numactl\s\S+|[^#\s][^&;#]*(?:&&|;))\s+)*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?"
+_PROGRAM: Final = re.compile(
+    r"\s*+(?:(?:[A-Za-z_]\w*=\S*+|sudo|nohup|time|exec|env|uv run|poetry run|pixi run|"
+    r"numactl\s\S++)\s++)*+(?:\S*/)?"
     r"(?:vllm|sglang|lmdeploy|python[\d.]*|docker|podman|nerdctl)\b"
 )
+
+
+def _starts(line: str) -> bool:
+    """Whether a line calls a program that may start a server, first or after other commands."""
+    for command in re.split(r"(?:&&|;)(?=\s)", line):
+        if _PROGRAM.match(command):
+            return True
+        if "#" in command or "&" in command:
+            return False
+    return False
 
 
 @dataclass(frozen=True)
@@ -166,15 +180,51 @@ class Issue:
     files: dict[str, str] = field(default_factory=dict)
 
 
+LIMITS: Final = WorkLimits()
+
+
 def read_issue(text: str) -> Issue:
-    """Read a report; what is not in it stays empty."""
-    text = text.replace("\r\n", "\n").removeprefix("\ufeff")
+    """Read a report; what is not in it stays empty.
+
+    It is read in a child with limits: its writer is nobody whom we know.
+
+    Raises:
+        UsageError: its server's command cannot be read, or reading takes more than a limit.
+    """
+    try:
+        found = within_limits(lambda: _as_json(read_here(text)), LIMITS, expected=UsageError)
+        return _form().validate_json(json.dumps(found), strict=True)
+    except OverLimit as error:
+        why = f"The report {error}."
+    except WorkFailed as error:
+        why = f"The report cannot be read: {error}."
+    except ValidationError:
+        why = "The report cannot be read: what was found in it has another form than expected."
+    except OSError as error:
+        raise InfrastructureError(f"No process to read the report in: {error.strerror}.") from error
+    raise UsageError(why, hint='--server "vllm serve MODEL" --client "python client.py"')
+
+
+@cache
+def _form() -> TypeAdapter[Issue]:
+    """What a child may hand back."""
+    return TypeAdapter(Issue)
+
+
+def _as_json(issue: Issue) -> dict[str, Any]:
+    fields = {one.name: getattr(issue, one.name) for one in dataclasses.fields(issue)}
+    return fields | {"claim": issue.claim.model_dump(mode="json")}
+
+
+def read_here(text: str) -> Issue:
+    """Read a report in this process. Raises UsageError: its server's command cannot be read."""
+    text = text.replace("\r\n", "\n").removeprefix("\ufeff").replace("\0", "\ufffd")
     title = _TITLE.search(text)
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     named = title[1] if title else "" if first.startswith("#") else first[:300]
     issue = Issue(title=named.strip())
     blocks = list(_blocks(text))
-    prose = _FENCE.sub("\n", text)
+    prose = without_fences(text, "\n")
     _server(issue, blocks, prose)
     _client(issue, blocks, prose)
     _release(issue, text)
@@ -188,15 +238,13 @@ def read_issue(text: str) -> Issue:
 
 def _blocks(text: str) -> Iterator[Block]:
     section, read = "", 0
-    for found in _FENCE.finditer(text):
-        for heading in _HEADING.finditer(text, read, found.start()):
+    for fence in fences(text):
+        for heading in _HEADING.finditer(text, read, fence.begin):
             section = heading[1]
-        read = found.start()
-        indent = found["indent"]
-        lines = [line.removeprefix(indent) for line in found["text"].splitlines()]
-        above = text[: found.start()].rstrip().rpartition("\n")[2]
-        yield Block("\n".join(lines), found["kind"].lower(), section, above)
-    for found in _INDENTED.finditer(_FENCE.sub("\n\n", text)):
+        read = fence.begin
+        lines = [line.removeprefix(fence.indent) for line in fence.text.splitlines()]
+        yield Block("\n".join(lines), fence.kind.lower(), section, fence.above)
+    for found in _INDENTED.finditer(without_fences(text, "\n\n")):
         yield Block(textwrap.dedent(found[1]).strip("\n"), "", "")
 
 
@@ -222,8 +270,8 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
         before: list[str] = []
         for line in _logical(block.text):
             plain = PROMPT.sub("", line)
-            if is_server_command(plain) and _STARTS.match(plain):
-                found.append("\n".join([*before, plain]))
+            if is_server_command(plain) and _starts(plain):
+                found.append("\n".join([*before[-_MOST_BEFORE:], plain]))
             elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
                 before.append(plain.strip())
     found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
@@ -241,6 +289,10 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
         if len(dict.fromkeys(found)) > 1:
             count = len(dict.fromkeys(found))
             issue.notes.append(f"The report has {count} servers' commands: the first one is run.")
+
+
+_MOST_BEFORE: Final = 200
+"""Lines with variables that go before a command."""
 
 
 def _configured(command: str, blocks: Sequence[Block]) -> str:
@@ -261,36 +313,49 @@ def _configured(command: str, blocks: Sequence[Block]) -> str:
 
 def started_by(script: str) -> Iterator[str]:
     """Servers' commands in a Python script: a list of words, or one text."""
-    try:
-        tree = ast.parse(script)
-    except (SyntaxError, ValueError):
+    tree = _python(script)
+    if tree is None:
         return
     known: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             known[node.targets[0].id] = _word(node.value, known)
     for node in ast.walk(tree):
-        words = [_word(one, known) for one in getattr(node, "elts", [])]
+        if isinstance(node, ast.Name):
+            continue
+        words = [_word(one, known) for one in getattr(node, "elts", [])[:_MOST_LISTED]]
         text = shlex.join(filter(None, words)) or _word(node, known)
-        if is_server_command(text) and not isinstance(node, ast.Name):
+        if is_server_command(text):
             yield text
 
 
 def _word(node: ast.AST, known: Mapping[str, str]) -> str:
-    """What an expression is as text; "": that is not known."""
+    """What an expression is as text; "": that is not known, or longer than any command."""
     if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.Name):
-        return known.get(node.id, "")
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_word(one, known) for one in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return _word(node.value, known)
-    if isinstance(node, ast.Attribute):
-        return "python" if node.attr == "executable" else ""
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and node.args:
-        return _word(node.args[0], known)
-    return ""
+        text = str(node.value) if not isinstance(node.value, int) else _number(node.value)
+    elif isinstance(node, ast.Name):
+        text = known.get(node.id, "")
+    elif isinstance(node, ast.JoinedStr):
+        text = "".join(_word(one, known) for one in node.values)
+    elif isinstance(node, ast.FormattedValue):
+        text = _word(node.value, known)
+    elif isinstance(node, ast.Attribute):
+        text = "python" if node.attr == "executable" else ""
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and node.args:
+        text = _word(node.args[0], known)
+    else:
+        text = ""
+    return text if len(text) <= _LONGEST_WORD else ""
+
+
+_LONGEST_WORD: Final = 2000
+_MOST_LISTED: Final = 500
+"""Words of one list in a script."""
+
+
+def _number(value: int) -> str:
+    """Python refuses to print one of more than 4,300 digits."""
+    return str(value) if value.bit_length() < 1000 else ""
 
 
 def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
@@ -350,9 +415,21 @@ def _bare_python(prose: str) -> str:
     if found is None:
         return ""
     lines = _HEADING.split(prose[found.start() :].lstrip("\n"), maxsplit=1)[0].splitlines()
-    while lines and not _is_python("\n".join(lines)):
-        lines.pop()
-    return "\n".join(lines).strip()
+    for _ in range(_MOST_TRIES):
+        script = "\n".join(lines)
+        try:
+            ast.parse(_without_prompt(script))
+            return script.strip()
+        except SyntaxError as error:
+            # What follows the line that is wrong is no part of the script.
+            wrong = (error.lineno or len(lines)) - 1
+            lines = lines[: max(0, min(wrong, len(lines) - 1))]
+        except (ValueError, RecursionError, MemoryError):
+            break
+    return ""
+
+
+_MOST_TRIES: Final = 60
 
 
 _RAW_HTTP: Final = re.compile(
@@ -383,18 +460,25 @@ def _as_bash(block: Block) -> str:
     """A block's curl lines as bash has them: PowerShell and cmd continue lines and quote by other
     marks."""
     text = block.text
-    if not (block.kind in _WINDOWS or re.search(r"curl(?:\.exe\b|[^\n]* [`^]\s*$)", text, re.M)):
+    continued = (
+        line.rstrip().endswith((" `", " ^")) for line in text.splitlines() if "curl" in line
+    )
+    if not (block.kind in _WINDOWS or "curl.exe" in text or any(continued)):
         return text
     text = CONTINUED.sub(" \\\n", re.sub(r"\bcurl\.exe\b", "curl", text))
     return re.sub(r"'[^']*'", lambda found: found[0].replace('\\"', '"'), text)
 
 
 def _is_python(text: str) -> bool:
+    return _python(_without_prompt(text)) is not None
+
+
+def _python(text: str) -> ast.Module | None:
+    """None: it is no Python, or nested deeper than Python itself reads."""
     try:
-        ast.parse(_without_prompt(text))
-    except (SyntaxError, ValueError):
-        return False
-    return True
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 _FILE_NAME: Final = re.compile(
@@ -418,12 +502,12 @@ def _files(issue: Issue, blocks: Sequence[Block]) -> None:
     """Blocks that the report names as files, where its client opens them; a Python script's own
     command, where that has arguments."""
     named = _named(blocks)
-    opened = [name.rpartition("/")[2] for name in _FILE_NAME.findall(issue.client)]
     bodies = [block.text for block in blocks if _body(block.text)]
-    for name in dict.fromkeys(opened):
+    for found in _FILE_NAME.finditer(issue.client):
+        name = found[0].rpartition("/")[2]
         if name in named:
             issue.files[name] = named[name]
-        elif re.search(rf"@(?:\S*/)?{re.escape(name)}", issue.client) and len(bodies) == 1:
+        elif len(bodies) == 1 and _is_sent(issue.client, found.start()):
             issue.files[name] = bodies[0]
     if issue.client_kind == "python":
         runs = [found for block in blocks for found in _RUN.finditer(_joined(block.text))]
@@ -435,6 +519,17 @@ def _files(issue: Issue, blocks: Sequence[Block]) -> None:
                 issue.files[name], issue.client_kind = issue.client, "shell"
                 issue.client = found[0].strip().replace(found[1], name) + "\n"
                 return
+
+
+def _is_sent(client: str, at: int) -> bool:
+    """Whether the name of a file at ``at`` stands in a word with an @ before it, as curl has it."""
+    before = client[max(0, at - _LONGEST_PATH) : at]
+    if not before or before[-1].isspace():
+        return False
+    return "@" in before.split()[-1]
+
+
+_LONGEST_PATH: Final = 255
 
 
 def _joined(text: str) -> str:
@@ -461,10 +556,12 @@ def _without_server(text: str) -> str:
     lines = _logical(text[:MOST_CHARS])
     typed = any(re.match(r"\s*\$ ", line) for line in lines)
     kept: list[str] = []
-    functions: list[str] = []
-    inside = waits = quoted = fed = False
-    since = compounds = 0  # what is kept before `since` is closed
+    functions: set[str] = set()
+    open_text = ShellText()
+    waits = False
+    compounds = 0
     for line in lines:
+        inside = open_text.is_open
         plain = line if inside else PROMPT.sub("", line)
         if not inside and is_server_command(plain):
             waits = True
@@ -472,29 +569,24 @@ def _without_server(text: str) -> str:
         if waits and re.match(r"\s*sleep\s", plain):
             continue  # for the server's start
         waits = waits and not plain.strip()
-        if begins := None if inside else _FUNCTION.match(plain):
-            functions.append(begins[1] or begins[2])
+        if begins := None if inside else FUNCTION.match(plain):
+            functions.add(begins[1] or begins[2])
         called = re.match(r"\s*([\w-]+)", plain)
         command = _CLIENT_LINE.match(plain) or (called is not None and called[1] in functions)
         shell = plain != line if typed else _SHELL_LINE.match(plain) or compounds > 0
         if inside or command or begins or shell:
             kept.append(plain)
             compounds += len(_BEGINS.findall(plain)) - len(_ENDS.findall(plain))
-            if fed or re.search("['\"]|<<", plain):  # no other line opens or closes anything
-                so_far = "\n".join(kept[since:])
-                quoted, fed = _in_quotes(so_far), _in_heredoc(so_far)
-            inside = quoted or fed or _in_function(kept[since:])
-            since = since if inside else len(kept)
+            open_text.read(plain)
     return "\n".join(kept).strip() + "\n"
 
 
 _CLIENT_LINE: Final = re.compile(
     r"[^#]*\b(?:curl|wget)\s+\S|\s*(?:[\w.]+=\S*\s+)*(?:time\s+)?python[\d.]*\s+(?:-c\b|-|<<|\S+\.py)"
 )
-_FUNCTION: Final = re.compile(r"\s*(?:function\s+([\w-]+)(?:\s*\(\))?|([\w-]+)\s*\(\))\s*\{?")
 _COMPOUND: Final = (
     r"(?:for\s+(?:\w+\s+in\b|\(\()|(?:while|until|if)\s+(?:[\[!($:]|(?:curl|test|true|grep)\b|"
-    r"[^;\n]*;\s*(?:then|do)\b))"
+    r"[^;\n]{0,200};\s*(?:then|do)\b))"
 )
 _SHELL_LINE: Final = re.compile(
     rf"\s*(?:export\s+|declare\s+|local\s+)?[A-Za-z_]\w*=|\s*{_COMPOUND}|\s*(?:do|done|then|else|elif|"
@@ -504,52 +596,13 @@ _BEGINS: Final = re.compile(rf"(?:^|;|&&|\bdo\b|\bthen\b)\s*{_COMPOUND}")
 _ENDS: Final = re.compile(r"(?:^|;)\s*(?:done|fi)\b")
 
 
-def _in_function(kept: Sequence[str]) -> bool:
-    """Whether a function is open: its brace is closed on a line of its own, or at a line's end."""
-    began = next((n for n in range(len(kept) - 1, -1, -1) if _FUNCTION.match(kept[n])), None)
-    if began is None:
-        return False
-    rest = kept[began:]
-    return not any(re.match(r"\s*\}|[^#]*;\s*\}\s*$", line) for line in rest)
-
-
-def _in_quotes(text: str) -> bool:
-    """Whether a quote is open at the end of a shell's text. A comment and a heredoc open none."""
-    text = _HEREDOC.sub(r"\2", text)
-    mark, place = "", 0
-    while place < len(text):
-        char = text[place]
-        if mark == "'":
-            mark = "" if char == "'" else mark
-        elif char == "\\":
-            place += 1
-        elif mark:
-            mark = "" if char == mark else mark
-        elif char in "'\"":
-            mark = char
-        elif char == "#" and text[place - 1 : place].strip() == "":
-            place = text.find("\n", place) if "\n" in text[place:] else len(text)
-        place += 1
-    return bool(mark)
-
-
-_OPENED: Final = r"(?<!<)<<(?!<)-?[ \t]*[\"']?([A-Za-z_]\w*)"
-_HEREDOC: Final = re.compile(
-    _OPENED + r"[\"']?([^\n]*\n)(?:.*?\n)??[ \t]*\1[ \t]*(?=\n|\Z)", re.DOTALL
-)
-
-
-def _in_heredoc(text: str) -> bool:
-    return re.search(_OPENED, _HEREDOC.sub(r"\2", text)) is not None
-
-
 def _body(text: str) -> str:
     """A request's body, as JSON; "": it is none. Python's literals, comments and a last comma are
     read as they are meant."""
-    plain = re.sub(r"(?m)(^|[\s,{\[])(?://|#)[^\n\"]*$", r"\1", text)
-    plain = re.sub(r",(\s*[}\]])", r"\1", plain)
     if not text.lstrip().startswith("{"):
         return ""
+    plain = "\n".join(_without_comment(line) for line in text.split("\n"))
+    plain = re.sub(r",(\s*[}\]])", r"\1", plain)
     for one, read in ((text, json.loads), (plain, json.loads), (text, ast.literal_eval)):
         try:
             body = read(one)
@@ -560,6 +613,16 @@ def _body(text: str) -> str:
         if isinstance(body, dict) and keys & body.keys() and not answer & body.keys():
             return text if one is text and read is json.loads else json.dumps(body)
     return ""
+
+
+def _without_comment(line: str) -> str:
+    """A line of JSON without the comment after its last string."""
+    after = line.rfind('"') + 1
+    found = _COMMENT.search(line, after)
+    return line if found is None else line[: found.start()]
+
+
+_COMMENT: Final = re.compile(r"(?:^|(?<=[\s,{\[]))(?://|#)")
 
 
 def _release(issue: Issue, text: str) -> None:
@@ -595,4 +658,6 @@ def _is_declared(found: re.Match[str], text: str) -> bool:
 def _works(found: re.Match[str], text: str) -> bool:
     """Whether a text has a release as one in which nothing is wrong."""
     before = text[max(0, found.start() - 60) : found.start()]
-    return bool(_WELL_BEFORE.search(before) or _WELL_AFTER.match(text[found.end() :]))
+    return bool(
+        _WELL_BEFORE.search(before) or _WELL_AFTER.match(text[found.end() : found.end() + 60])
+    )

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,12 +19,15 @@ from typing import Any, Final
 from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.machine.files import read_yaml
 from mmrepro.base.text.redact import names_a_secret
+from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Replaced
 from packaging.version import InvalidVersion, Version
 
 LEAST_LENGTH, MOST_LENGTH, OF_PICTURES = 512, 32768, 2048
 """Tokens of a context: at least, at most (what the tiny models have), and for pictures."""
+MOST_NOTES = 40
+"""What resembles an unknown option is searched for among hundreds: of more nobody reads it."""
 
 # ------------------------------------------------------------------------------ what is asked for
 
@@ -51,8 +54,8 @@ class ServerAsked:
 
 
 _SERVE: Final = re.compile(
-    r"(?:^|[\s;&|(/\"'`\[=!])(?:(?:vllm|sglang)(?:@\S+)?\s+serve\b|"
-    r"lmdeploy(?:@\S+)?\s+serve\s+api_server\b|"
+    r"(?:^|[\s;&|(/\"'`\[=!])(?:(?:vllm|sglang)(?:@\S{1,100})?\s+serve\b|"
+    r"lmdeploy(?:@\S{1,100})?\s+serve\s+api_server\b|"
     r"-m\s+(?:vllm\.entrypoints\.(?:openai\.)?api_server|vllm\.entrypoints\.cli\.main\s+serve|"
     r"sglang\.launch_server|sglang\s+serve|lmdeploy\s+serve\s+api_server|minivllm\.server)\b|"
     r"(?:vllm/entrypoints/(?:openai/)?api_server|sglang/launch_server)\.py\b|"
@@ -65,7 +68,9 @@ PROMPT: Final = re.compile(
 """What a shell, a notebook or a unit of systemd writes before a command."""
 CONTINUED: Final = re.compile(r"(?:(?<![ \t])[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
 """The end of a line that goes on: in a Unix shell, in PowerShell (`), in cmd (^)."""
-_ARRAY: Final = re.compile(r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]*)\)", re.MULTILINE)
+_ARRAY: Final = re.compile(
+    r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]{0,4000})\)", re.MULTILINE
+)
 _PACKAGE: Final = re.compile(
     r"\b(vllm|sglang|lmdeploy)(?:\[[\w,]*\])?(?:==|@)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
 )
@@ -83,30 +88,6 @@ _DOCKER_FLAGS: Final = frozenset(
         *("--interactive", "--init", "--privileged", "--read-only", "--no-healthcheck"),
     }
 )
-_SHORT: Final[Mapping[str, Mapping[str, str]]] = {
-    "vllm": {
-        "-tp": "--tensor-parallel-size",
-        "-pp": "--pipeline-parallel-size",
-        "-dp": "--data-parallel-size",
-        "-q": "--quantization",
-        "-O": "--compilation-config",
-        "-cc": "--compilation-config",
-        "-ep": "--enable-expert-parallel",
-        "-sc": "--speculative-config",
-    },
-    "sglang": {
-        "--tp": "--tp-size",
-        "--tensor-parallel-size": "--tp-size",
-        "--pp": "--pp-size",
-        "--pipeline-parallel-size": "--pp-size",
-        "--dp": "--dp-size",
-        "--data-parallel-size": "--dp-size",
-        "--ep": "--ep-size",
-        "--model": "--model-path",
-    },
-}
-
-
 _MODEL_NAMED: Final = re.compile(r"[\"']?\bmodel\b[\"']?\s*[:=]\s*[\"']([\w./-]+)[\"']")
 
 
@@ -138,47 +119,31 @@ def parse(text: str) -> ServerAsked:
     engine, rest, release, more = _engine(words, text)
     named = dict(_PACKAGE.findall(text))
     asked = ServerAsked(engine, release=release or named.get(engine, ""))
-    asked.env = {**{k: v for k, v in variables.items() if _is_for_server(k)}, **more}
-    short = _SHORT.get(engine, {})
-    place = 0
-    while place < len(rest):
-        word = rest[place]
-        place += 1
-        if not _is_option(word):
-            if asked.model:
-                asked.unread.append(word)
-            asked.model = asked.model or word
+    used = {name for found in _USED.findall(text) for name in found}
+    asked.env = {k: v for k, v in {**variables, **more}.items() if _is_for_server(k, used)}
+    for option in allowed_of(engine).read(rest):
+        written, values = option.words[0], list(option.values)
+        if not is_option(written):
+            _take_word(asked, written)
             continue
-        name, sign, value = word.partition("=")
-        if name not in short and re.match(r"^-O\d", name):
-            name, sign, value = "-O", "=", name[2:]
-        name = short.get(name, name)
-        name = short.get(name, name.replace("_", "-") if name.startswith("--") else name)
-        values = [value] if sign else []
-        if not sign and name not in _SWITCHES:
-            while place < len(rest) and not _is_option(rest[place]):
-                values.append(rest[place])
-                place += 1
-        asked.options.append((name, values))
+        if option.name in _SWITCHES and "=" not in written:
+            for word in values:  # it takes none: what follows is the model
+                _take_word(asked, word)
+            values = []
+        asked.options.append((option.name, values))
     _take_out(asked)
     return asked
 
 
-_SWITCHES: Final = frozenset(
-    {
-        *("--trust-remote-code", "--enforce-eager", "--enable-auto-tool-choice"),
-        *("--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill"),
-        *("--enable-expert-parallel", "--disable-log-stats", "--disable-log-requests"),
-        *("--enable-lora", "--disable-radix-cache", "--disable-cuda-graph", "--enable-metrics"),
-        *("--enable-log-requests", "--async-scheduling", "--no-async-scheduling", "--eager-mode"),
-        *("--headless", "--disable-overlap-schedule", "--skip-tokenizer-init", "--log-requests"),
-    }
-)
-"""Options that take no value, and before which a model may stand."""
+_SWITCHES: Final = frozenset({"--headless", "--use-ray", "--grpc", "--enable-ssl-refresh"})
+"""Options that take no value, and before which a model may stand, beside the listed ones."""
 
 
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and not re.match(r"^-\d*\.?\d+$", word) and word != "-"
+def _take_word(asked: ServerAsked, word: str) -> None:
+    """A word that belongs to no option: the first one is the model."""
+    if asked.model:
+        asked.unread.append(word)
+    asked.model = asked.model or word
 
 
 def _words(text: str) -> tuple[list[str], dict[str, str]]:
@@ -208,14 +173,32 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
         for part in re.split(r"\s*(?:;|&&)\s*", line.strip()):
             if found := _ASSIGNED.match(part):
                 variables[found[1]] = _unquoted(found[2])
-    for end in range(chosen + 1, len(lines) + 1):  # a quote may go on for lines
-        try:
-            lexer = shlex.shlex("\n".join(lines[chosen:end]), posix=True, punctuation_chars=";&|<>")
-            lexer.whitespace_split, lexer.commenters = True, "#"
-            return _command_in(list(lexer), variables, lists), variables
-        except ValueError as error:
-            why = error
-    raise UsageError(f"The server's command cannot be read: {why}.")
+    try:
+        lexer = shlex.shlex(_whole(lines[chosen:]), posix=True, punctuation_chars=";&|<>")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        return _command_in(list(lexer), variables, lists), variables
+    except ValueError as error:
+        raise UsageError(f"The server's command cannot be read: {error}.") from error
+
+
+_NO_QUOTE: Final = re.compile(r"(?:[^'\"\\#]|\\.)*+", re.DOTALL)
+_QUOTED: Final = re.compile(r"'[^']*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
+
+
+def _whole(lines: Sequence[str]) -> str:
+    """As many lines as belong to the first one: a quote in it may go on for some."""
+    text, at = "\n".join(lines), 0
+    while True:
+        line_end = text.find("\n", at)
+        bare_end = _NO_QUOTE.match(text, at, len(text) if line_end < 0 else line_end).end()  # type: ignore[union-attr]
+        at = bare_end
+        if at >= len(text) or text[at] in "\n#\\":
+            ended = text.find("\n", at)
+            return text if ended < 0 else text[:ended]
+        quoted = _QUOTED.match(text, at)
+        if quoted is None:
+            return text  # it is never closed, and that is told
+        at = quoted.end()
 
 
 def _split(text: str) -> list[str]:
@@ -257,10 +240,24 @@ def _command_in(
         for word in other:
             if found := _ASSIGNED.match(word):
                 variables[found[1]] = found[2]
-    while command and (found := _ASSIGNED.match(command[0])):
+    before = 0
+    while before < len(command) and (found := _ASSIGNED.match(command[before])):
         variables[found[1]] = found[2]
-        command = command[1:]
-    return [one for word in command for one in _expanded(word, variables, lists)]
+        before += 1
+    command = command[before:]
+    expanded: list[str] = []
+    letters = 0
+    for word in command:
+        words_of_it = _expanded(word, variables, lists)
+        expanded += words_of_it
+        letters += sum(map(len, words_of_it))
+        if len(expanded) > MOST_WORDS or letters > MOST_LETTERS:
+            raise UsageError(f"The server's command has more than {MOST_WORDS:,} words.")
+    return expanded
+
+
+MOST_WORDS, MOST_LETTERS = 10_000, 1 << 18
+"""Of a command, with its variables filled in."""
 
 
 def _expanded(
@@ -268,7 +265,7 @@ def _expanded(
 ) -> list[str]:
     if (found := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word)) and found[1] in lists:
         return [one for inner in lists[found[1]] for one in _expanded(inner, variables, {})]
-    pattern = r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))"
+    pattern = r"\$(?:\{(\w+)(?::?-([^}]{0,1000}))?\}|(\w+))"
     filled = re.sub(pattern, lambda found: _variable(found, variables), word)
     if filled.lstrip().startswith("-") and re.fullmatch(pattern, word):
         return _split(filled)  # options in one variable
@@ -290,7 +287,7 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
             return engine, words[words[:1] == ["serve"] :], release, env
     if inner := next((w for w in words if re.search(r"\s", w) and is_server_command(w)), ""):
         words, set_before = _words(inner)  # of a shell: -c "…"
-        env |= {name: value for name, value in set_before.items() if _is_for_server(name)}
+        env |= set_before
     names = [Path(word).name.partition("@")[0] for word in words]
     for at, name in enumerate(names):
         if name in ("vllm", "sglang") and names[at + 1 : at + 2] == ["serve"]:
@@ -331,8 +328,7 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
         if found is not None:
             engine = next(n for n in ("vllm", "sglang", "lmdeploy") if found[n])
             version = _VERSION.search(found["tag"] or "")
-            kept = {k: v for k, v in env.items() if _is_for_server(k)}
-            return engine, words[at + 1 :], version[1] if version else "", kept
+            return engine, words[at + 1 :], version[1] if version else "", env
     raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
 
 
@@ -388,7 +384,7 @@ def _take_out(asked: ServerAsked) -> None:
         if name in ("--model", "--model-path", "--model-tag") and values:
             asked.model = values[0]
         elif name in ("--port", "--server-port"):
-            if values and values[0].isdigit():
+            if values and re.fullmatch(r"[0-9]{1,5}", values[0]):
                 asked.port = int(values[0])
         else:
             kept.append((name, values))
@@ -396,13 +392,15 @@ def _take_out(asked: ServerAsked) -> None:
 
 
 _ENGINES_OWN: Final = re.compile(r"^(?:VLLM|SGLANG|SGL|LMDEPLOY|TM)_")
+_USED: Final = re.compile(r"\$(?:\{(\w+)|(\w+))|%(\w+)%")
+"""A variable's value in a command: of a shell, of cmd."""
 
 
-def _is_for_server(name: str) -> bool:
-    return bool(
-        _ENGINES_OWN.match(name)
-        or re.match(r"^(?:CUDA|NCCL|HIP|ROCR|HF|HUGGING|TORCH|PYTORCH|TRANSFORMERS|OMP|RAY)", name)
-    )
+def _is_for_server(name: str, used: Collection[str]) -> bool:
+    """Whether a variable is set for the server, and not for the shell that starts it."""
+    if _ENGINES_OWN.match(name) or _ENV_OURS.match(name):
+        return True
+    return name.isupper() and name not in used
 
 
 # ---------------------------------------------------------------------------- what is made of it
@@ -573,8 +571,12 @@ def translated(
     notes = [
         f"{word} in the server's command is not understood: left out." for word in asked.unread
     ]
-    for name, values in asked.options:
-        shown = " ".join([name, *values])
+    allowed = allowed_of(asked.engine)
+    for written, values in asked.options:
+        shown = " ".join([written, *values])
+        name = _expanded_name(written, allowed, known or {})
+        if name != written:
+            notes.append(f"{written} is read as {name}, as the release's parser does.")
         value = values[0] if values else ""
         plain = name.partition(".")[0]  # --speculative-config.method
         if name in _LENGTHS:
@@ -602,12 +604,14 @@ def translated(
                 f"{shown} takes a variable that nothing sets here.",
                 hint=f'--server "… {name} VALUE"',
             )
-        if known is not None and not _is_known(name, known):
+        if known and not _is_known(name, known) and len(notes) < MOST_NOTES:
             gone = GONE.get(asked.engine, {}).get(name, "")
             words = did_you_mean(name, known) if not gone else f" {gone.capitalize()}."
             notes.append(f"The release's parser does not have {name}.{words}")
-        if known is not None and known.get(name) and len(values) == 1 and not asked.model:
-            values = []
+        refusal = allowed.option_refusal(name, values) or _read_as_another(name, known or {})
+        if refusal:
+            replaced.append(Replaced(what=shown, why=refusal, essential=True))
+            continue
         args += [name, *values]
     env = {}
     for name, value in asked.env.items():
@@ -616,12 +620,42 @@ def translated(
             replaced.append(Replaced(what=f"{name}={value}", why=why, essential=True))
         if names_a_secret(name) or _ENV_OURS.match(name):
             continue
-        if not gpu and _ENV_GPU.search(name):
-            what = f"{name}={value}"
-            replaced.append(Replaced(what=what, why=_GPU, essential=True))
+        of_engine = _ENGINES_OWN.match(name) is not None
+        refusal = allowed.variable_refusal(name, value)
+        if not gpu and of_engine and _ENV_GPU.search(name):
+            refusal = _GPU
+        if refusal:
+            # Of a variable that is no engine's, the name alone: its value may be anything.
+            what = f"{name}={value}" if of_engine else name
+            replaced.append(Replaced(what=what, why=refusal, essential=of_engine))
         else:
             env[name] = value
     return Translated(model, length, tuple(args), env, tuple(replaced), tuple(notes))
+
+
+def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:
+    """The full name of an option. A server's parser takes abbreviations, so one is passed on by
+    the only option of the release that it can be short for."""
+    name, dot, key = written.partition(".")
+    if not name.startswith("--") or name in known or _is_listed(name, allowed):
+        return written
+    longer = [option for option in known if option.startswith(name)]
+    return longer[0] + dot + key if len(longer) == 1 else written
+
+
+def _is_listed(name: str, allowed: Allowed) -> bool:
+    left_out = name in HARMLESS or name in NEEDED
+    return left_out or allowed.is_flag(name) or name in {*allowed.options, *allowed.objects}
+
+
+def _read_as_another(name: str, known: Mapping[str, bool]) -> str:
+    """Why an option that a release lacks may not be passed on: its parser would take the name for
+    an abbreviation; "": it may."""
+    plain = name.partition(".")[0]
+    if _is_known(name, known):
+        return ""
+    longer = [option for option in known if option.startswith(plain)]
+    return f"this release reads it as {min(longer)}" if longer else ""
 
 
 _ASKS_TOKENS: Final = re.compile(
@@ -797,7 +831,10 @@ def _is_known(name: str, known: Mapping[str, bool]) -> bool:
     plain = name.partition(".")[0]
     if not known or not plain.startswith("--"):
         return True
-    return plain in known or plain.replace("--no-", "--", 1) in known
+    # One field makes several names: --no-enable-lora, and since vLLM 0.33 --disable-lora.
+    negations = (("--no-", "--"), ("--disable-", "--enable-"), ("--enable-", "--disable-"))
+    names = (plain.replace(negation, plainly, 1) for negation, plainly in negations)
+    return plain in known or any(name in known for name in names)
 
 
 # --------------------------------------------------------------------------------------- releases

@@ -72,12 +72,14 @@ class ByComparison:
     Attributes:
         good: the release of the good end.
         worse: the change that is to be told from none.
+        server_args: what the user typed: a case file alone may not set all of it.
     """
 
     case: Path
     metric: Metric
     good: str
     worse: float
+    server_args: tuple[str, ...] = ()
     file: str = UPGRADE_FILE
     starts: int = STARTS
 
@@ -87,6 +89,7 @@ class ByComparison:
             old=self.good,
             new=cell.release,
             traffic=self.case,
+            server_args=self.server_args,
             only=self.metric.name,
             worse=(f"{self.metric.name}={share}",),
             device=cell.device,
@@ -148,7 +151,10 @@ class BisectingMetric(BisectingCase):
 
     def prepare(self, folder: Path) -> ByComparison:
         self.subject.write(folder)
-        return ByComparison(folder / CASE_FILE, self.metric, "", self.options.worse_by)
+        options = self.options
+        return ByComparison(
+            folder / CASE_FILE, self.metric, "", options.worse_by, tuple(options.server_args)
+        )
 
     def search_options(self) -> SearchOptions:
         options = self.options

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+
+from mmrepro.base.machine.files import open_to_read
 
 MOST_LINES = 20_000
 """Of a log: settings are printed when a server starts."""
@@ -21,7 +24,7 @@ _OPAQUE = re.compile(r"<[\w.]+(?:: (?:'[^']*'|[^<>]*?))?>|<[\w.]+ [^<>]*>")
 def of_log(log: Path) -> dict[str, str]:
     """The settings that a server's log prints; {}: it cannot be read."""
     try:
-        with log.open(encoding="utf-8", errors="replace") as lines:
+        with io.TextIOWrapper(open_to_read(log), encoding="utf-8", errors="replace") as lines:
             return read(islice(lines, MOST_LINES))
     except OSError:
         return {}

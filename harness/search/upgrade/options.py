@@ -48,7 +48,12 @@ class UpgradeCommand(TrafficCommand):
     tree: str = common.SOURCE("", help=common.SOURCE.help.replace("a release", "OLD", 1))
     new_tree: str = common.SOURCE("", name="--new-source", help="The same in place of NEW.")
     server_words: str = option(
-        "", "Options of the server, as they are typed.", "OPTIONS", ENGINE, name="--server"
+        "",
+        "Options of the server, as they are typed.",
+        "OPTIONS",
+        ENGINE,
+        name="--server",
+        runs_code=True,
     )
     new_server_words: str = option(
         "",
@@ -56,6 +61,7 @@ class UpgradeCommand(TrafficCommand):
         "OPTIONS",
         ENGINE,
         name="--new-server",
+        runs_code=True,
         shown="those of --server",
     )
     new_env: tuple[str, ...] = option(
@@ -64,6 +70,7 @@ class UpgradeCommand(TrafficCommand):
         "NAME=VALUE",
         ENGINE,
         attached=True,
+        runs_code=True,
     )
     device: str = common.DEVICE("auto")
     budget_s: float = common.BUDGET(

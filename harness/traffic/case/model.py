@@ -10,11 +10,10 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Collection
-from ipaddress import ip_address
 from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import urlsplit
 
 from mmrepro.base.records import Record
+from mmrepro.base.text.addresses import goes_out
 from mmrepro.engines.models.tiny import TINY
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
@@ -33,6 +32,7 @@ LEAVE_S = re.compile(r"^(\d{1,4}(?:\.\d{1,3})?)s$")
 """``leave`` of a client that goes away so many seconds after its request was sent."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Size = Annotated[
     tuple[Annotated[int, Field(ge=1, le=8192)], Annotated[int, Field(ge=1, le=8192)]],
     Field(description="width and height in pixels"),
@@ -190,18 +190,6 @@ def _address(value: object, named: bool = False) -> str:
     if isinstance(value, list):
         return next(filter(None, (_address(one, named) for one in value)), "")
     return value if named and isinstance(value, str) and goes_out(value) else ""
-
-
-def goes_out(address: str) -> bool:
-    """Whether whoever fetches ``address`` may talk to another machine than this one."""
-    scheme, colon, rest = address.strip().partition(":")
-    if not colon or scheme.lower() in ("data", "file") or not rest.startswith("//"):
-        return False
-    try:
-        host = urlsplit(address.strip()).hostname or ""
-        return not ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() not in ("localhost", "")
 
 
 def _bytes(text: str | None) -> None:
@@ -427,9 +415,11 @@ class ServerWanted(Record):
     ] = "qwen2-vl"
     max_model_len: Annotated[int, Field(ge=16)] = 2048
     args: Annotated[list[str], Field(description="options of the server")] = []
-    env: dict[str, str] = {}
+    env: dict[VariableName, str] = {}
     mitigation: Annotated[
         str,
+        # Names alone: a path ending in .py would be a scenario file, which is run.
+        StringConstraints(pattern=r"^(?:[A-Za-z0-9][A-Za-z0-9_-]*/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"),
         Field(
             description="a known scenario's mitigation, SCENARIO/NAME, that keeps a known fatal "
             'failure away; "": none'
