@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from mmrepro.base.text.sanitize import clip
+from mmrepro.failure.documents.published import published
 from mmrepro.failure.documents.replay import (
     Answer,
     Finding,
@@ -16,6 +18,7 @@ from mmrepro.reports import blocks as b, gfm, words
 
 COMMENT_FILE: Final = "comment.md"
 SHOWN: Final = 6
+LONGEST_COMMENT: Final = 16_384
 TONES: Final[dict[ReproVerdict, b.Tone]] = {
     ReproVerdict.REPRODUCED: "bad",
     ReproVerdict.NOT_REPRODUCED: "good",
@@ -81,16 +84,22 @@ def sections(replay: Replay) -> Iterator[b.Section]:
 
 
 def comment(replay: Replay) -> str:
-    """What is pasted under the report; Markdown as GitHub reads it."""
+    """What is pasted under the report; Markdown as GitHub reads it.
+
+    Nothing that the client printed is in it, and of what engines say only what may leave.
+    """
+    replay = published(replay)
     report = replay.report
     assert report is not None
     verdict = (report.verdict or ReproVerdict.NOTHING_TESTED).value.replace("-", " ")
     lines = [
-        f"**{words.capital(verdict)}** on {replay.server.label}: {words.sentence(report.said)}",
+        f"**{words.capital(verdict)}** on {gfm.text(replay.server.label)}: "
+        + gfm.text(words.sentence(report.said), 600),
         "",
     ]
     lines += [
-        f"- `{a}` → {s} {gfm.text(_cut(said, 160))}" for a, s, _, said in rows(replay.answers)
+        f"- {gfm.code(a)} → {s} {gfm.text(_cut(said, 160))}"
+        for a, s, _, said in rows(replay.answers)
     ]
     for one in report.fixed:
         lines.append(f"- {one.release}: {one.state}. {gfm.text(_cut(one.said, 160))}")
@@ -100,7 +109,7 @@ def comment(replay: Replay) -> str:
     limits = ["A tiny model with random weights, on a CPU.", *changed]
     lines += ["", "What differs from the report: " + gfm.text(" ".join(limits))]
     lines += ["", f"Made with `mmrepro repro` {replay.mmrepro_version}."]
-    return "\n".join(lines) + "\n"
+    return clip("\n".join(lines), LONGEST_COMMENT) + "\n"
 
 
 def _of_finding(finding: Finding) -> Iterator[str]:

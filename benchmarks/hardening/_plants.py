@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import _contexts as contexts
+
 ALNUM: Final = string.ascii_letters + string.digits
 HEX: Final = "0123456789abcdef"
 Draw = Callable[[random.Random], str]
@@ -27,6 +29,10 @@ class Kind:
     clear: bool = True
     places: tuple[str, ...] = ()
     """Where it is one; empty: anywhere."""
+    make: Callable[[random.Random], contexts.Made] | None = None
+    """In place of the first two: the secret and its line, made of many parts."""
+    times: int = 1
+    """How often it is planted where another one is once."""
 
 
 @dataclass(frozen=True)
@@ -350,6 +356,9 @@ def _kinds() -> dict[str, Kind]:
         places=("observed",),
     )
     kinds |= {name: Kind(of(ALNUM, 8), forms, clear=False) for name, forms in OTHERS.items()}
+    kinds |= {
+        name: Kind(password, ("{}",), make=make, times=8) for name, make in contexts.KINDS.items()
+    }
     return kinds
 
 
@@ -360,18 +369,21 @@ def drawn(chance: random.Random, kind: str, place: str) -> Plant:
     """A plant of that kind with a new secret; the form is drawn, too."""
     told = KINDS[kind]
     place = chance.choice(told.places) if told.places else place
-    secret = told.draw(chance)
-    form = chance.choice(told.forms)
-    if form.count("{}") == 2:
-        text = form.replace("{}", secret[: len(secret) * 2 // 3], 1).replace(
-            "{}", secret[len(secret) * 2 // 3 :]
-        )
-    else:
-        text = form.replace("{{", "{").replace("}}", "}").replace("{}", secret)
+    secret, text = told.make(chance) if told.make else _filled(chance, told)
     name = kind.partition(" ")[2].partition(",")[0] if kind.startswith(("named", "header")) else ""
     return Plant(
         kind, place, secret, text, _structure(chance, name, kind, secret, text), told.clear
     )
+
+
+def _filled(chance: random.Random, told: Kind) -> tuple[str, str]:
+    """A secret of a kind in one of its forms; two places in one take a part of it each."""
+    secret = told.draw(chance)
+    form = chance.choice(told.forms)
+    if form.count("{}") == 2:
+        head, tail = secret[: len(secret) * 2 // 3], secret[len(secret) * 2 // 3 :]
+        return secret, form.replace("{}", head, 1).replace("{}", tail)
+    return secret, form.replace("{{", "{").replace("}}", "}").replace("{}", secret)
 
 
 def _structure(chance: random.Random, name: str, kind: str, secret: str, text: str) -> Any:

@@ -2,9 +2,10 @@
 
     python benchmarks/hardening/planted_secrets.py [--share 0.1] [--seed N] [--detectors]
 
-Plants random secrets of more than a hundred kinds (``_plants.py``), in every quoting and every
-place of a recorded incident, of its raw evidence and of a replay's case; writes them as mmrepro
-does, makes the bundle and each report, and searches. A clear-cut one is named, shaped as a
+Plants random secrets of more than a hundred kinds (``_plants.py``; ``_contexts.py`` draws names,
+what joins them to a value, commands and encodings), in every quoting and every place of a recorded
+incident, of its raw evidence and of a replay's case; writes them as mmrepro does, makes the bundle
+and each report, and searches. A clear-cut one is named, shaped as a
 vendor's, or 20 characters and more of high entropy: none of these may be found. Of others each
 survivor is listed.
 
@@ -32,6 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from _contexts import ENCODED
 from _plants import KINDS, Plant, drawn
 from mmrepro.base.records import Setting
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
@@ -291,7 +293,7 @@ def survivors(chance: random.Random, number: int, work: Path) -> tuple[list[str]
         for name, text in leaving(by_place, work / str(group)):
             views = list(seen_as(text))
             for plant in here:
-                if id(plant) not in left and any(plant.secret in view for view in views):
+                if id(plant) not in left and any(survives(plant, view) for view in views):
                     left[id(plant)] = name
         for plant in here:
             if id(plant) in left:
@@ -300,9 +302,19 @@ def survivors(chance: random.Random, number: int, work: Path) -> tuple[list[str]
     return clear, other
 
 
+def survives(plant: Plant, view: str) -> bool:
+    """Whether a secret is in a text; of an encoded one two thirds of it are enough."""
+    if plant.secret in view:
+        return True
+    if plant.kind not in ENCODED or len(plant.secret) < 12:
+        return False
+    third = len(plant.secret) // 3
+    return plant.secret[: 2 * third] in view or plant.secret[third:] in view
+
+
 def _spread(chance: random.Random, number: int) -> Iterator[tuple[int, str]]:
     """Every kind equally often, in places that change with each round."""
-    names = sorted(KINDS)
+    names = [name for name in sorted(KINDS) for _ in range(KINDS[name].times)]
     for n in range(number):
         if n % len(names) == 0:
             chance.shuffle(names)
@@ -388,7 +400,7 @@ def main() -> int:
     parser.add_argument("--detectors", action="store_true")
     asked = parser.parse_args()
     chance = random.Random(asked.seed)
-    number = max(len(KINDS), round(PLANTS * asked.share))
+    number = max(sum(kind.times for kind in KINDS.values()), round(PLANTS * asked.share))
     with tempfile.TemporaryDirectory(prefix="mmrepro-secrets-") as work:
         clear, other = survivors(chance, number, Path(work))
     facts, lost = facts_lost()

@@ -59,26 +59,9 @@ SCHEME: Final = re.compile(
 )
 _HIDDEN: Final = r"""(?!\d{1,9}(?![^\s"'`]))([^\s"'`]{4,256})"""
 SPOKEN: Final = (
-    # What commands take without a name that says so.
+    # What any command may take; what one is known to take has ``commands``.
     re.compile(r"""((?<![\w-])(?:-u|--user|--proxy-user)[ =]["']?[\w.@+-]{1,64}:)""" + _HIDDEN),
-    re.compile(
-        r"(\b(?:mysql\w{0,12}|mariadb\w{0,12}|mongo\w{0,12}|sshpass|(?:docker|podman|skopeo) login)"
-        r"(?: [^\s|;&]{1,64}){0,8}? -p[ =]?)" + _HIDDEN
-    ),
-    re.compile(
-        r"(\b(?:redis-cli(?: [^\s|;&]{1,64}){0,8}? (?:-a|--pass)"
-        r"|(?:ldap\w{3,8}|ipmitool|zip|unzip|kinit|unrar)(?: [^\s|;&]{1,64}){0,8}? -[wPW]"
-        r"|7za?(?: [^\s|;&]{1,64}){0,8}? -p(?! )|(?:smb|rpc)\w{1,8}(?: [^\s|;&]{1,64}){0,8}?"
-        r" -U ?[\w.\\-]{1,64}%)[ =]?)" + _HIDDEN
-    ),
     re.compile(r"((?<=\s)-pass(?:in|out) pass:)" + _HIDDEN),
-    # What people write: "the password is x1y2z3". It is a secret if no word of a language is.
-    re.compile(
-        r"(\b(?:pass(?:word|wd|phrase)|secret|api[ _-]?key)(?: (?:for|of) [\w.@'-]{1,40})?"
-        r"""(?: ?(?:is|was|:))? {1,4}["'`]?)"""
-        r"""((?=[^\s"'`,;]{0,64}\d)(?=[^\s"'`,;]{0,64}[A-Za-z])[^\s"'`,;()\[\]/=]{6,256})""",
-        re.IGNORECASE,
-    ),
     re.compile(r"""(\bSecretStr\(["'])(?!\*+["'])([^"'\n]{1,256})(?=["']\))"""),
 )
 """What stands before a secret, and the secret."""

@@ -56,7 +56,7 @@ _STRONG_ENDS: Final = tuple(
     words_of("""
     password passwd passwort kennwort passphrase passcode passkey pswd secret credential cred pwd
     apikey accesskey secretkey privatekey authkey accountkey masterkey authorization cookie
-    connectionstring connstr mnemonic bearer vault kubeconfig keytab psk
+    connectionstring connstr mnemonic bearer vault kubeconfig keytab psk requirepass masterauth
 """)
 )
 _TOKEN_ENDS: Final = tuple(
@@ -73,7 +73,7 @@ _PLACES: Final = words_of("prod production dev staging stage test qa old new bac
 """What stands behind a name, for one of several: ``OPENAI_API_KEY_PROD``."""
 _LOGINS: Final = words_of("""
     db smtp user root admin mysql pg postgres redis mail ftp ldap basic auth http proxy mongo
-    rabbitmq amqp login ssh
+    rabbitmq amqp login ssh sudo become
 """)
 _KEYS: Final = words_of("""
     api access private secret account subscription encryption signing master shared storage auth
@@ -98,7 +98,7 @@ _ABOUT: Final = words_of("""
     file path dir length len type name ref policy url uri count min max field manager store
     provider rotation expiry version arn required enabled prompt size format header headers env
     var mode hook class func error errors valid set missing empty check server scheme level
-    tokens ids factory params usage only none true false is a was and or for to in
+    tokens ids stdin factory params usage only none true false is a was and or for to in
 """)
 _INNER: Final = frozenset({"password", "passwd", "passphrase", "secret", "secrets", "credential"})
 _HEADER_KEYS: Final = re.compile(
@@ -107,6 +107,11 @@ _HEADER_KEYS: Final = re.compile(
 
 
 _CODE: Final = re.compile(rf"(?:^|[^a-z])(?:{_OF_CODES})[ _-]?(?:codes?|phrases?)$|(?:{_ABROAD})$")
+
+
+def joints(name: str) -> list[str]:
+    """The words of a name, without numbers: ``dbPassword`` has two."""
+    return [word for word in _JOINTS.findall(name) if not word.isdigit()]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -119,7 +124,7 @@ def secrecy(name: str) -> Secrecy:
         return Secrecy.STRONG
     if " " in name:  # a sentence
         return Secrecy.NONE
-    words = [word.lower() for word in _JOINTS.findall(name) if not word.isdigit()]
+    words = [word.lower() for word in joints(name)]
     while len(words) > 1 and words[-1] in _PLACES:
         del words[-1]
     if not words:
@@ -175,11 +180,15 @@ _MAX_ITEMS: Final = 32
 _QUOTE: Final = r"""(?:\\{0,15}["'`]|%2[27]|&quot;|&\#(?:3[49]|x2[27]);)"""
 _GAP: Final = r"(?:\s|\\{1,15}[nrt]){0,24}"
 _SIGN: Final = r"(?:=>|:=|={1,2}|:(?!/)|：|%3[aAdD](?:%20|\+){0,2})"
+_VALUE: Final = r"(?:[vV]alue|VALUE|val)"
+"""What a value beside its name is called."""
+_IS_KEY: Final = re.compile(r"[ \t]{0,4}:(?!:)")
+"""Behind a text in quotes: it is a name itself."""
 _TAG: Final = r"(?:!{1,2}[A-Za-z][\w./-]{0,40}[ \t]{1,8})?"
 """A tag of YAML, which stands before a value: ``!!binary``, ``!vault``."""
 _AFTER: Final = re.compile(
-    rf"""(?:(?P<close>{_QUOTE})\]?)? [ \t]{{0,8}}
-    (?: (?P<beside>[,;]?{_GAP}(?:-[ ])?{_QUOTE}?[vV]alue{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}})
+    rf"""(?:(?P<close>{_QUOTE})\]?)? (?:\[\w{{0,16}}\](?=[ \t]{{0,8}}[=:]))? [ \t]{{0,8}}
+    (?: (?P<beside>[,;]?{_GAP}(?:-[ ])?{_QUOTE}?{_VALUE}{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}})
       | (?P<sign>{_SIGN}) [ \t]{{0,8}} {_TAG} (?:[|>][-+]?{_GAP})?
       | (?P<comma>,) \s{{0,24}}
       | (?P<angle>>)
@@ -239,11 +248,12 @@ def values(
         quoted: only values in quotes, and no options.
     """
     position = 0
-    small = lowered(text)
-    while found := hint.search(small, position):
-        start, end = _name_around(text, *found.span())
+    for hit_start, hit_end in hits(text, hint):
+        if hit_start < position:
+            continue
+        start, end = name_around(text, hit_start, hit_end)
         name = text[start:end]
-        position = max(end, found.end())
+        position = max(end, hit_end)
         if not wanted(name.lstrip("-")):
             continue
         if (tail := _TAIL.match(text, end)) and wanted(name + tail[0].replace(".", "_")):
@@ -251,6 +261,12 @@ def values(
         for value in _behind(text, start, end, name, whole_line(name.lstrip("-")), quoted):
             yield value
             position = max(position, value.end)
+
+
+@lru_cache(maxsize=4)
+def hits(text: str, hint: re.Pattern[str]) -> tuple[tuple[int, int], ...]:
+    """Where ``hint`` stands in ``text``, in whatever case. Several rules ask for the same."""
+    return tuple(found.span() for found in hint.finditer(lowered(text)))
 
 
 def lowered(text: str) -> str:
@@ -261,7 +277,7 @@ def lowered(text: str) -> str:
     return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 
 
-def _name_around(text: str, start: int, end: int) -> tuple[int, int]:
+def name_around(text: str, start: int, end: int) -> tuple[int, int]:
     least, most = max(0, start - _MAX_NAME), min(len(text), end + _MAX_NAME)
     while start > least and _PART.match(text, start - 1):
         start -= 1
@@ -291,6 +307,8 @@ def _behind(
     assigned = bool(opening) or option or "=" in (after["sign"] or "") or bool(after["beside"])
     if opening is not None:
         stop = _closing(text, opening.end(), opening[1])
+        if after["comma"] and _IS_KEY.match(text, stop + len(opening[1])):
+            return
         yield Value(opening.end(), stop, name, assigned, True)
         several = after["open"] or (after["comma"] and option and name.lower().endswith("key"))
         for _ in range(_MAX_ITEMS if several else 0):

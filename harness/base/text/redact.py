@@ -2,8 +2,9 @@
 
 What leaves is allowed, not what is forbidden removed: words, identifiers, numbers, versions, paths,
 frames and whatever is called a digest stay; any other opaque token goes (``text.opaque``). Beside
-that go what is named a secret (``text.named``), however short, and what is private by its looks
-(``text.looks``).
+that go what is named a secret (``text.named``, ``text.spoken``) or what a command takes as one
+(``text.commands``), however short, and what is private by its looks (``text.looks``); all of it in
+other encodings as well (``text.encoded``).
 
 The same secret has the same placeholder everywhere (``[redacted:key-1]``), so that a reader can
 still see that two places hold the same value. What is evidence survives: SHA-256 digests, package
@@ -24,10 +25,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 from urllib.parse import quote
 
-from mmrepro.base.text import looks, people
+from mmrepro.base.text import encoded, looks, people
+from mmrepro.base.text.commands import handed, in_commands
 from mmrepro.base.text.named import HINT, Secrecy, Value, firm, kind_of, secrecy, values
 from mmrepro.base.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
 from mmrepro.base.text.sanitize import without_disguise
+from mmrepro.base.text.spoken import in_tables, spoken
 from pydantic import BaseModel
 
 M = TypeVar("M", bound=BaseModel)
@@ -45,6 +48,11 @@ MAX_TEXT: Final = 8 << 20
 _CUT: Final = " [cut: too long to redact]"
 # What a client keeps of a prompt, and what engines log of it.
 _HEADS: Final = (200, 100)
+
+_SPELLED: Final = frozenset({"key", "password", "cookie", "secret"})
+"""Kinds of which other spellings are looked for."""
+_LONGEST_SPELLED: Final = 256
+_MOST_KEPT: Final = 256
 
 # A terminal's width breaks a token; what stands behind it on the next line is its rest.
 _WRAPPED: Final = re.compile(
@@ -78,6 +86,12 @@ class Redactor:
         self._cache: dict[str, str] = {}
         self._cached = 0
         self._digests: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        """Characters of what each placeholder stands for."""
+        self._secrets: dict[str, str] = {}
+        """The last secrets that were found, and what stands for each: a text may spell one in other
+        ways. As in the cache of texts, they are kept no longer than this object."""
+        self._walks = False
         self._clean = _CLEAN.setdefault(path, set())
         self._home = (
             re.compile(rf"(?:(?<![\w./~-])|(?<=://)){re.escape(path)}(?![\w.-])")
@@ -95,6 +109,8 @@ class Redactor:
             return ""
         kind = re.sub(r"[^a-z]", "", kind.lower())[:20] or "secret"
         placeholder = self.placeholder(kind, secret)
+        if len(secret) <= _LONGEST_SPELLED:
+            self._remember(secret, placeholder)
         forms = {secret, secret.strip()} | {secret[:n] for n in _HEADS if len(secret) > n}
         for form in list(forms):
             forms |= {json.dumps(form)[1:-1], json.dumps(form, ensure_ascii=False)[1:-1]}
@@ -122,6 +138,9 @@ class Redactor:
 
     def redact(self, text: str) -> str:
         """``text`` with everything private replaced. Idempotent; at most 8 MiB are kept."""
+        return self._respelled(self._redacted(text))
+
+    def _redacted(self, text: str) -> str:
         if len(text) < MIN_SECRET or (text in self._clean and not self._registered):
             return text
         if _is_digest(text):
@@ -148,16 +167,39 @@ class Redactor:
         The value of a field or key whose name says that it is a secret (``api_key``), or that
         follows such an option in a list (``--api-key``, …), is redacted whatever it looks like.
         """
-        return self._model(model)
+        outer, self._walks = self._walks, True
+        try:
+            made = self._model(model)
+        finally:
+            self._walks = outer
+        # A field may spell a secret that a later one names.
+        if outer or not self._secrets:
+            return made
+        listing = _Listing()
+        listing._model(made)
+        found = encoded.spelled("\n".join(listing.texts), self._secrets)
+        spelled = {secret: self._secrets[secret] for _, _, secret in found}
+        return _Respelling(spelled)._model(made) if spelled else made
 
     # -------------------------------------------------------------- steps
 
     def _settled(self, text: str) -> str:
+        # What is encoded goes first, whole: of "password=68 75" a rule would take the "68".
+        text = _outside(self._decoded, text)
+        for _ in range(4):
+            before = text = self._ruled(text, self._steps())
+            text = _outside(lambda part: self._decoded(part, all_of_it=True), text)
+            if text == before:
+                break
+        return text
+
+    def _ruled(self, text: str, steps: Iterable[Callable[[str], str]]) -> str:
         # A replacement changes the neighbourhood of what is next to it, so once more until
         # nothing changes; two rounds in practice.
+        steps = list(steps)
         for _ in range(8):
             before = text
-            for step in self._steps():
+            for step in steps:
                 text = _outside(step, text)
             text = self._rests(text)
             if text == before:
@@ -165,26 +207,81 @@ class Redactor:
         return text
 
     def _steps(self) -> Iterator[Callable[[str], str]]:
+        """What is done to a text, in this order."""
         if self._registered:
             yield self._known
+        yield from self._rules()
+        yield self._home_paths
+
+    def _rules(self) -> Iterator[Callable[[str], str]]:
+        """Steps that put nothing but placeholders, each for what it replaces."""
         yield lambda t: self.hide("privatekey", t, looks.key_blocks(t))
         yield lambda t: _sub(looks.DATA_URL, self._second("image"), t, ";base64,")
         yield lambda t: _sub(looks.URL, self._url, t, "://")
         yield lambda t: _sub(looks.STORE_URL, self._url, t, "://")
         yield lambda t: looks.TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
         yield self._named
+        yield self._spoken
         yield lambda t: looks.BEARER.sub(self._second("key"), t)
-        for spoken in looks.SPOKEN:
-            yield lambda t, p=spoken: p.sub(self._second("password"), t)  # type: ignore[misc]
+        for pattern in looks.SPOKEN:
+            yield lambda t, p=pattern: p.sub(self._second("password"), t)  # type: ignore[misc]
         yield lambda t: self.hide("prompt", t, looks.prompts(t))
         yield lambda t: _sub(looks.TOKEN_IDS, self._token_ids, t, "_ids")
         yield lambda t: _sub(looks.GPU, lambda m: self.placeholder("gpu", m[0]), t, "-")
         yield lambda t: looks.BASE64.sub(self._base64, t)
         yield lambda t: self.hide("email", t, looks.emails(t))
-        yield self._home_paths
         yield self._people
         yield lambda t: _sub(_BROKEN, self._broken, t, "\n")
         yield lambda t: self.hide("opaque", t, self._unknown(t))
+
+    def _decoded(self, text: str, *, all_of_it: bool = False) -> str:
+        """``text`` without what its decoded views show to be private.
+
+        Args:
+            all_of_it: also where nothing is encoded, because a name before it is.
+        """
+        pieces: list[tuple[int, int, str]] = []
+        for view in encoded.views(text):
+            for start, end, placeholder in self._private_in(view.text):
+                if all_of_it or view.decodes(start, end):
+                    pieces.append((*view.source(start, end), placeholder))
+        return _replaced(text, sorted(pieces, key=lambda piece: (piece[0], -piece[1])))
+
+    def _private_in(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Where the rules hide something in ``text``, and what stands for it."""
+        position = 0
+        for own in [*PLACEHOLDER.finditer(text), None]:
+            end = own.start() if own else len(text)
+            yield from self._private_between(text[position:end], position)
+            position = own.end() if own else end
+
+    def _private_between(self, text: str, offset: int) -> Iterator[tuple[int, int, str]]:
+        """The same, of a text that has no placeholder yet."""
+        ruled = self._ruled(text, self._rules())
+        if ruled == text:
+            return
+        # Where a placeholder stands is told by the lengths of what the others stand for.
+        at = position = 0
+        for match in PLACEHOLDER.finditer(ruled):
+            at += match.start() - position
+            size = self._sizes[match[0]]
+            yield offset + at, offset + at + size, match[0]
+            at += size
+            position = match.end()
+
+    def _respelled(self, text: str) -> str:
+        """``text`` without other spellings of the secrets that are known."""
+        if self._walks or not self._secrets:
+            return text
+        return _outside(lambda part: _without(part, self._secrets), text)
+
+    def _remember(self, secret: str, placeholder: str) -> None:
+        """Look for spellings of ``secret`` from now on."""
+        bare = secret.strip("\"'")
+        if encoded.LEAST_SECRET <= len(bare) <= _LONGEST_SPELLED and not PLACEHOLDER.search(bare):
+            self._secrets[bare] = placeholder
+            if len(self._secrets) > _MOST_KEPT:
+                del self._secrets[next(iter(self._secrets))]
 
     def _unknown(self, text: str) -> list[Span]:
         """Opaque tokens that are no digest that is known."""
@@ -214,6 +311,19 @@ class Redactor:
         return _replaced(
             text, ((v.start, v.end, self._hidden(v, text[v.start : v.end])) for v in found)
         )
+
+    def _spoken(self, text: str) -> str:
+        """What a command takes, and what words, blanks or a table join to a name."""
+        pieces: list[tuple[int, int, str]] = []
+        for start, end in [*in_commands(text), *handed(text)]:
+            secret = text[start:end]
+            if not _NO_SECRET.fullmatch(secret):
+                pieces.append((start, end, self.placeholder("password", secret)))
+        for start, end, name in [*spoken(text), *in_tables(text)]:
+            secret = text[start:end]
+            if _may_be_secret(name, secret, assigned=True):
+                pieces.append((start, end, self.placeholder(kind_of(name), secret)))
+        return _replaced(text, sorted(pieces, key=lambda piece: (piece[0], -piece[1])))
 
     def _hidden(self, value: Value, text: str) -> str:
         scheme = looks.SCHEME.match(text)
@@ -273,6 +383,9 @@ class Redactor:
         if known is None:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             known = self._placeholders[digest] = f"[redacted:{kind}-{self._counts[kind]}]"
+            self._sizes[known] = len(secret)
+        if kind in _SPELLED:
+            self._remember(secret, known)
         return known
 
     def hide(self, kind: str, text: str, spans: Iterable[Span]) -> str:
@@ -348,6 +461,29 @@ class Redactor:
         return self.redact(value)
 
 
+class _Listing(Redactor):
+    """Lists all texts of a model."""
+
+    def __init__(self) -> None:
+        super().__init__(home="/")
+        self.texts: list[str] = []
+
+    def redact_named(self, value: str, name: str) -> str:
+        self.texts.append(value)
+        return value
+
+
+class _Respelling(Redactor):
+    """Puts placeholders in the place of other spellings of secrets that are known, and no more."""
+
+    def __init__(self, secrets: dict[str, str]) -> None:
+        super().__init__(home="/")
+        self._wanted = secrets
+
+    def redact_named(self, value: str, name: str) -> str:
+        return _outside(lambda part: _without(part, self._wanted), value)
+
+
 @functools.cache
 def _fields(model: type[BaseModel]) -> list[str]:
     """Fields that may hold any text."""
@@ -365,8 +501,10 @@ def names_a_secret(name: str) -> bool:
 
 
 def _is_digest(text: str) -> bool:
-    """Digits alone are a number, of a card for example."""
-    return bool(DIGEST.fullmatch(text)) and not text.isdecimal()
+    """Digits alone are a number, of a card for example; bytes that can be read are a text."""
+    if DIGEST.fullmatch(text) is None or text.isdecimal():
+        return False
+    return not encoded.is_readable(text.strip("\"'"))
 
 
 def _called(key: Any, beside: dict[Any, Any]) -> str:
@@ -386,6 +524,12 @@ def _outside(step: Callable[[str], str], text: str) -> str:
         out += [step(text[position : match.start()]), match[0]]
         position = match.end()
     return "".join([*out, step(text[position:])])
+
+
+def _without(text: str, secrets: dict[str, str]) -> str:
+    """``text`` without other spellings of ``secrets``."""
+    found = encoded.spelled(text, secrets)
+    return _replaced(text, ((start, end, secrets[secret]) for start, end, secret in found))
 
 
 def _replaced(text: str, pieces: Iterable[tuple[int, int, str]]) -> str:

@@ -19,11 +19,8 @@ from mmrepro.traffic.case.model import Operation, Recorded
 _WORDS = re.compile(r"[^\W\d_]{4,}")
 _LIMIT = re.compile(r"maximum context length is (\d{1,9})", re.IGNORECASE)
 _BASE64: Final = string.ascii_letters + string.digits + "+/"
-_HEADER: Final = 64
-"""Characters of encoded sound or film that stay: its format."""
+_DATA_URL: Final = re.compile(r"data:[a-z]{1,20}/[a-z0-9.+-]{1,40}(?=[;,])", re.IGNORECASE)
 T = TypeVar("T")
-SMALLEST: Final = 8
-"""Bytes of a payload that is replaced as one."""
 
 
 class _Changed(Changes):
@@ -71,16 +68,14 @@ class _Changed(Changes):
 
     def _new_data(self, payload: str) -> str:
         head, comma, body = payload.rpartition(",")
+        if comma and (kind := _DATA_URL.match(head)):
+            encoded = ";base64" if head.lower().endswith(";base64") else ""
+            head = kind[0] + encoded  # without the name of a file
         data = canonical(body)
-        if data is not None and len(data) >= SMALLEST:
-            made = self._looks.data(data)
-            if made[:SMALLEST] != data[:SMALLEST] or len(made) != len(data):
-                return head + comma + base64.b64encode(made).decode()
-        kept, rest = body[:_HEADER], body[_HEADER:]
-        if data is None or not rest:  # a broken one has no header to keep
-            kept, rest = "", body
-        mixed = "".join(self._chance.choice(_BASE64) if c in _BASE64 else c for c in rest)
-        return head + comma + kept + mixed
+        if data:
+            return head + comma + base64.b64encode(self._looks.data(data)).decode()
+        mixed = "".join(self._chance.choice(_BASE64) if c in _BASE64 else c for c in body)
+        return head + comma + mixed
 
 
 def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> Captured:
@@ -135,13 +130,18 @@ def _shown_less(operation: Operation) -> Operation:
 def _notes(made: MadeUp, looks: Looks, changed: _Changed) -> Iterator[str]:
     yield (
         "Texts are random, with as many tokens and beginning alike as long as the recorded ones; "
-        "tools have other names."
+        "tools, files, unknown fields of forms and parts of paths have other names."
     )
     if looks.replaced:
         yield (
             f"{looks.replaced} pictures are noise of the same sizes. Pictures that an engine takes "
             "for one by a short digest of their pixels (SGLang's pad value) no longer are such a "
             "pair."
+        )
+    if looks.unread:
+        yield (
+            f"{looks.unread} sounds, films or files are random bytes of the same lengths, which no "
+            "decoder reads: only pictures, WAV and MP3 are made anew."
         )
     for what, count in changed.dropped.items():
         yield f"{count} times {what} was left away."

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmrepro.traffic.capture.messages import Contents
+from mmrepro.traffic.capture.sounds import noise_like
 from mmrepro.traffic.case.model import Case, Content, Image, Near, Noise, Relayout, Tiles
 from mmrepro.traffic.drive import noise
 
@@ -26,7 +27,8 @@ FEW = 0.02
 """Pictures that differ in no more of their pixels are near duplicates."""
 MOST_PIXELS = 32 << 20
 LARGEST = 8192
-MAGIC = 16
+SMALLEST = 8
+"""Bytes: of less nobody hears or sees anything."""
 
 
 class Looks:
@@ -37,6 +39,8 @@ class Looks:
     ) -> None:
         self.contents = kept
         self.replaced = 0
+        self.unread = 0
+        """Sounds, films and files in whose place are bytes that no decoder reads."""
         self._old, self._case = contents, case
         self._chance = random.Random(f"looks {seed}")  # noqa: S311 - no secret
         self.images: dict[str, Image] = {}
@@ -141,9 +145,10 @@ class Looks:
         return None
 
     def _broken(self, data: bytes) -> bytes:
-        """What is no picture stays none, of the same length and with the same first bytes."""
-        chance = random.Random(self._seed(data))  # noqa: S311
-        return data[:MAGIC] + chance.randbytes(max(0, len(data) - MAGIC))
+        """What is no picture stays none, of the same length."""
+        made, read = noise_like(data, random.Random(self._seed(data)))  # noqa: S311
+        self.unread += not read and len(data) > SMALLEST
+        return made
 
     def _seed(self, data: bytes) -> int:
         """The same for the same bytes only; nothing of them is in it."""

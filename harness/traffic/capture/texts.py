@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from mmrepro.base.errors import UsageError
+from mmrepro.base.text.addresses import is_local
 from mmrepro.engines.models.base import DOTS_OCR, QWEN2VL, write_tokenizer
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.traffic.case.bodies import opened
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 from collections.abc import Hashable, Iterator
 from typing import TypeVar
 
+_SHOWN: Final = ("image_data", "audio_data", "video_data", "file_data")
 ROLES: Final = frozenset({"system", "user", "assistant", "tool", "developer", "function"})
 _PROTOCOL: Final = frozenset(  # their values are the interface's words, not somebody's
     {
@@ -47,6 +49,292 @@ _CODE: Final = frozenset(
         *("pattern", "regex", "guided_regex", "stop_regex", "ebnf", "grammar", "guided_grammar"),
         *("structural_tag", "chat_template"),
     }
+)
+_SEGMENTS: Final = frozenset(  # of the paths of engines' interfaces
+    [
+        "v1",
+        "v2",
+        "v3",
+        "api",
+        "inference",
+        "chat",
+        "completions",
+        "embeddings",
+        "models",
+        "model",
+        "responses",
+        "messages",
+        "audio",
+        "images",
+        "videos",
+        "transcriptions",
+        "translations",
+        "speech",
+        "voices",
+        "generations",
+        "edits",
+        "variations",
+        "files",
+        "content",
+        "batches",
+        "threads",
+        "runs",
+        "steps",
+        "assistants",
+        "input_items",
+        "input_tokens",
+        "count_tokens",
+        "cancel",
+        "compact",
+        "moderations",
+        "score",
+        "scores",
+        "rerank",
+        "reranking",
+        "pooling",
+        "classify",
+        "tokenize",
+        "detokenize",
+        "tokenizer_info",
+        "health",
+        "health_generate",
+        "live",
+        "ready",
+        "livez",
+        "readyz",
+        "healthz",
+        "ping",
+        "version",
+        "load",
+        "metrics",
+        "generate",
+        "generate_stream",
+        "generate_from_file",
+        "invocations",
+        "encode",
+        "render",
+        "parallel",
+        "realtime",
+        "sessions",
+        "get_model_info",
+        "model_info",
+        "get_server_info",
+        "server_info",
+        "get_load",
+        "get_loads",
+        "get_memory_pool_size",
+        "flush_cache",
+        "flush",
+        "reset_prefix_cache",
+        "reset_mm_cache",
+        "reset_encoder_cache",
+        "start_profile",
+        "stop_profile",
+        "sleep",
+        "wake_up",
+        "is_sleeping",
+        "pause",
+        "resume",
+        "is_paused",
+        "collective_rpc",
+        "abort_request",
+        "abort_requests",
+        "load_lora_adapter",
+        "unload_lora_adapter",
+        "lora_adapters",
+        "update_weights",
+        "update_weights_from_disk",
+        "update_weights_from_tensor",
+        "update_weights_from_distributed",
+        "init_weights_update_group",
+        "init_weight_transfer_engine",
+        "start_weight_update",
+        "finish_weight_update",
+        "get_weights_by_name",
+        "get_world_size",
+        "release_memory_occupation",
+        "resume_memory_occupation",
+        "slow_down",
+        "separate_reasoning",
+        "parse_function_call",
+        "open_session",
+        "close_session",
+        "set_internal_state",
+        "get_internal_state",
+        "start_expert_distribution_record",
+        "stop_expert_distribution_record",
+        "dump_expert_distribution_record",
+        "scale_elastic_ep",
+        "is_scaling_elastic_ep",
+        "pause_generation",
+        "continue_generation",
+        "configure_logging",
+        "distserve",
+        "engine_info",
+        "p2p_initialize",
+        "p2p_connect",
+        "free_cache",
+        "terminate",
+        "interactive",
+        "docs",
+        "redoc",
+        "openapi.json",
+        "hello_world",
+        "echo",
+        "dynamic_lora",
+        "debug",
+        "server_status",
+        "add_logits",
+        "flexible",
+        "vertex_generate",
+    ]
+)
+_FIELDS: Final = frozenset(  # of forms
+    [
+        "model",
+        "file",
+        "files",
+        "image",
+        "image[]",
+        "images",
+        "mask",
+        "prompt",
+        "language",
+        "response_format",
+        "temperature",
+        "stream",
+        "n",
+        "size",
+        "quality",
+        "seed",
+        "purpose",
+        "user",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_completion_tokens",
+        "max_tokens",
+        "timestamp_granularities[]",
+        "timestamp_granularities",
+        "include[]",
+        "to_language",
+        "hotwords",
+        "audio",
+        "video",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "stream_include_usage",
+        "style",
+        "background",
+        "stream_continuous_usage_stats",
+        "vllm_xargs",
+        "chunking_strategy",
+        "moderation",
+        "output_format",
+        "output_compression",
+        "input_fidelity",
+        "id",
+        "url",
+        "custom_id",
+        "endpoint",
+        "completion_window",
+    ]
+)
+_ENDINGS: Final = frozenset(
+    [
+        "wav",
+        "mp3",
+        "flac",
+        "ogg",
+        "oga",
+        "opus",
+        "m4a",
+        "aac",
+        "amr",
+        "webm",
+        "mp4",
+        "mov",
+        "mkv",
+        "avi",
+        "mpeg",
+        "mpga",
+        "gif",
+        "png",
+        "jpg",
+        "jpeg",
+        "webp",
+        "bmp",
+        "tiff",
+        "pdf",
+        "txt",
+        "json",
+        "jsonl",
+        "csv",
+        "md",
+        "html",
+        "zip",
+        "gz",
+        "bin",
+    ]
+)
+_OPEN_WORDS: Final = frozenset(  # values of headers and queries that are the interface's
+    [
+        "true",
+        "false",
+        "none",
+        "null",
+        "auto",
+        "json",
+        "text",
+        "gzip",
+        "deflate",
+        "identity",
+        "br",
+        "close",
+        "keep-alive",
+        "no-cache",
+        "asc",
+        "desc",
+        "default",
+        "low",
+        "medium",
+        "high",
+        "minimal",
+        "yes",
+        "no",
+        "on",
+        "off",
+        "all",
+        "any",
+        "wait",
+        "abort",
+        "keep",
+        "drain",
+        "tags",
+        "level",
+        "lora",
+        "weights",
+        "kv_cache",
+        "get",
+        "post",
+        "user",
+        "assistant",
+        "batch",
+        "fine-tune",
+        "vision",
+        "evals",
+    ]
+)
+_NUMBER: Final = re.compile(r"-?\d{0,6}(?:\.\d{1,6})?")
+_FIELD_WORD: Final = re.compile(
+    r"-?\d{0,6}(?:\.\d{1,6})?|[a-z]{2,3}(?:-[A-Za-z]{2,4})?|text|json|verbose_json|diarized_json"
+    r"|b64_json|url|auto|low|medium|high|word|segment|disabled|float|base64|none"
+)
+"""Numbers, languages, formats."""
+_PARAMETER: Final = re.compile(r"[A-Za-z][\w.\[\]-]{0,40}")
+_MEDIA_TYPE: Final = re.compile(
+    r"[a-z]{1,20}/[\w.+-]{1,60}(?:; ?charset=[\w-]{1,20})?", re.IGNORECASE
 )
 _STRUCTURED: Final = (
     *("tools", "tool_choice", "response_format", "guided_json", "structured_outputs"),
@@ -120,8 +408,8 @@ def rewritten(operation: Operation, by: Changes) -> Operation:
         }
     }
     update["headers"] = {n: _open(n, value, by) for n, value in operation.headers.items()}
-    pairs = (pair.partition("=") for pair in operation.query.split("&"))
-    update["query"] = "&".join(n + sign + quote(_open(n, v, by)) for n, sign, v in pairs)
+    update["path"] = _path(operation.path, by)
+    update["query"] = _query(operation.query, by)
     if operation.model:
         update["model"] = by.text(operation.model)
     if operation.messages is not None:
@@ -139,13 +427,46 @@ def rewritten(operation: Operation, by: Changes) -> Operation:
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"\s*:|"(?P<said>(?:[^"\\]|\\.)+)(?:"|$)', re.DOTALL)
 """A name, or a string; the last one may lack its end."""
-_LOCAL = re.compile(r"https?://(?:127\.\d+\.\d+\.\d+|localhost)[:/]")
+_HOST = re.compile(r"https?://[^/?#]*/?")
+"""The part of an address that says which machine it is."""
 
 
 def _open(name: str, value: str, by: Changes) -> str:
     """The value of a header, or in a query: what is one of the protocol's own words stays."""
-    plain = name.lower() in ("content-type", "accept", "anthropic-version") or "${" in value
-    return value if plain or re.fullmatch(r"\d*|true|false|[a-z]{1,8}", value) else by.text(value)
+    if name.lower() in ("content-type", "accept"):
+        found = _MEDIA_TYPE.match(value)
+        return found[0] if found else "*/*"
+    plain = name.lower() == "anthropic-version" or "${" in value
+    own = value.lower() in _OPEN_WORDS or _NUMBER.fullmatch(value) is not None
+    return value if plain or own else by.text(value)
+
+
+def _query(query: str, by: Changes) -> str:
+    pairs = []
+    for pair in query.split("&"):
+        name, sign, value = pair.partition("=")
+        if name and not _PARAMETER.fullmatch(name):
+            name = by.name(name)
+        pairs.append(name + sign + quote(_open(name, value, by)))
+    return "&".join(pairs)
+
+
+def _path(path: str, by: Changes) -> str:
+    """The interface's own segments stay, and those that stand for a value of an answer; ids, users
+    and whatever else somebody names have other names."""
+    parts = []
+    for part in path.split("/"):
+        own = not part or part in _SEGMENTS or "${" in part
+        parts.append(part if own else by.name(part))
+    return "/".join(parts)
+
+
+def _file_name(name: str, by: Changes) -> str:
+    """Another name with the same ending, by which servers tell kinds of files."""
+    stem, dot, ending = name.rpartition(".")
+    if dot and ending.lower() in _ENDINGS:
+        return (by.name(stem) if stem else "") + dot + ending
+    return by.name(name)
 
 
 def _whole(text: str) -> str:
@@ -170,12 +491,26 @@ def _broken(text: str, by: Changes) -> str:
 
 
 def _form_part(part: FormPart, by: Changes) -> FormPart:
+    update: dict[str, Any] = {}
+    if part.name and part.name not in _FIELDS:
+        update["name"] = by.name(part.name)
+    if part.filename:
+        update["filename"] = _file_name(part.filename, by)
+    if part.media_type and not _MEDIA_TYPE.fullmatch(part.media_type):
+        update["media_type"] = ""
     if part.data is not None:
-        return part.model_copy(update={"data": by.data(part.data)})
-    kept = part.name in _PROTOCOL | {"model", "response_format", "language", "temperature"}
-    return (
-        part if kept or part.text is None else part.model_copy(update={"text": by.text(part.text)})
-    )
+        update["data"] = by.data(part.data)
+    elif part.text is not None and not _is_open_field(part):
+        update["text"] = by.text(part.text)
+    return part.model_copy(update=update)
+
+
+def _is_open_field(part: FormPart) -> bool:
+    """Whether a field's text is the model, or one of the interface's own words."""
+    if part.name == "model":
+        return True
+    own = part.name in _PROTOCOL | {"response_format", "language", "temperature"}
+    return own and _FIELD_WORD.fullmatch(part.text or "") is not None
 
 
 def _message(message: Message, by: Changes) -> Message:
@@ -195,7 +530,12 @@ def _part(part: Part, by: Changes) -> Part:
     if part.raw is not None:
         raw = {name: _raw(name, value, by) for name, value in part.raw.items()}
         return Part.model_construct(raw=raw)
-    return part
+    return part.model_copy(update={"uuid": by.name(part.uuid)}) if part.uuid else part
+
+
+def _is_own(value: str) -> bool:
+    """Whether a text is an address of this machine, whose host says nothing of anybody."""
+    return value.startswith(("http://", "https://")) and is_local(value)
 
 
 def _raw(name: str, value: Any, by: Changes) -> Any:
@@ -203,11 +543,14 @@ def _raw(name: str, value: Any, by: Changes) -> Any:
         return {k: _raw(k, v, by) for k, v in value.items()}
     if isinstance(value, list):
         return [_raw(name, item, by) for item in value]
-    if not isinstance(value, str) or name in _PROTOCOL or _LOCAL.match(value):
+    if not isinstance(value, str) or name in _PROTOCOL:
         return value
+    if _is_own(value) and (host := _HOST.match(value)):
+        place, question, query = value[host.end() :].partition("?")
+        return host[0] + _path(place, by) + question + _query(query, by)
     if name == "text":
         return by.prompt(value)
-    is_data = name in ("url", "data") or value[:5].lower() == "data:" or len(value) > 1000
+    is_data = name in ("url", "data", *_SHOWN) or value[:5].lower() == "data:" or len(value) > 1000
     return by.data(value) if is_data else by.text(value)
 
 
@@ -254,7 +597,8 @@ def _structured(name: str, value: Any, by: Changes) -> Any:
 def _plain(name: str, value: Any, by: Changes) -> Any:
     """Parameters: their names are the interface's."""
     if isinstance(value, dict):
-        return {k: _plain(k, v, by) for k, v in _coded(value, by).items()}
+        names = by.name if name == "metadata" else str  # whose keys somebody makes up
+        return {names(k): _plain(k, v, by) for k, v in _coded(value, by).items()}
     if isinstance(value, list):
         whole = name in ("prompt", "input_ids") and all(type(item) is int for item in value)
         return by.ids(value) if whole and value else [_plain(name, item, by) for item in value]
@@ -262,7 +606,7 @@ def _plain(name: str, value: Any, by: Changes) -> Any:
         return value
     if name in ("prompt", "text", "content"):
         return by.prompt(value)
-    is_data = name in ("url", "data", "image_data") or value[:5].lower() == "data:"
+    is_data = name in ("url", "data", *_SHOWN) or value[:5].lower() == "data:"
     return by.data(value) if is_data else by.text(value)
 
 

@@ -107,8 +107,7 @@ def test_broken_pictures_stay_broken_in_their_way(tmp_path: Path) -> None:
     assert look(data[1]).size is None
     assert look(data[2]).size is None
     assert (len(data[1]), len(data[2]), len(data[4])) == (len(junk), len(header), 0)
-    assert data[1][:16] == junk[:16]
-    assert b"words" not in data[1]
+    assert not any(word in data[1] for word in junk.split())
     assert last.shape == (64, 64, 3)
 
 
@@ -176,7 +175,8 @@ def test_payloads_within_parts_are_replaced_as_well(tmp_path: Path) -> None:
     assert one is not None
     assert one == two
     data = audio["input_audio"]["data"]
-    assert (len(data), data[:60], audio["input_audio"]["format"]) == (len(sound), sound[:60], "wav")
+    assert (len(data), audio["input_audio"]["format"]) == (len(sound), "wav")
+    assert b"spoken" not in base64.b64decode(data)
     assert data != sound
     url = broken["image_url"]["url"]
     assert (len(url), url[:25]) == (len(odd), odd[:25])
