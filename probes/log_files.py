@@ -7,15 +7,19 @@ import codecs
 import gzip
 import io
 import lzma
+import os
 import re
 import shutil
 import stat
 import sys
+import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from mmrepro.base.machine.files import FilesBelow, files_below, open_to_read
 from mmrepro.probes.base import Unavailable
 
 if sys.version_info >= (3, 14):
@@ -24,6 +28,11 @@ else:
     from backports import zstd
 
 MAX_FILES = 1000
+_BLOCK = 512
+"""Bytes of which stat(2) counts."""
+LARGE_HOLES = 1 << 20
+"""Bytes of a file that are on no disk, from which on it is read without its holes."""
+MOST_OF_SPARSE = 1 << 30
 STDIN = Path("-")
 """The standard input, as it is written among paths."""
 BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
@@ -94,17 +103,30 @@ def logs_in(paths: Iterable[Path]) -> list[Path]:
 
     A log is a file that is packed, or has no byte 0 in its beginning (but for UTF-16 and UTF-32).
     """
-    found: list[Path] = []
+    return logs_below(paths).files
+
+
+def logs_below(paths: Iterable[Path]) -> FilesBelow:
+    """As :func:`logs_in`, with sentences on what a bound left out."""
+    found = FilesBelow()
     for path in paths:
         if not path.is_dir():
-            found.append(path)
+            found.files.append(path)
             continue
-        files = sorted(
-            (file for file in path.rglob("*") if file.is_file() and not file.is_symlink()),
-            key=lambda file: (file.stat().st_mtime, file.name),
-        )
-        found += [file for file in files if _is_text(file)][:MAX_FILES] or [path]
+        below = files_below(path)
+        logs = [file for file in sorted(below.files, key=_last_written) if _is_text(file)]
+        found.files += logs[:MAX_FILES] or [path]
+        found.left_out += below.left_out
+        if len(logs) > MAX_FILES:
+            found.left_out.append(f"of {len(logs):,} logs in {path} {MAX_FILES:,} are read")
     return found
+
+
+def _last_written(file: Path) -> tuple[float, str]:
+    try:
+        return file.stat().st_mtime, file.name
+    except OSError:
+        return 0.0, file.name  # it went meanwhile
 
 
 def kept(paths: Iterable[Path], folder: Path) -> list[Path]:
@@ -125,7 +147,7 @@ def kept(paths: Iterable[Path], folder: Path) -> list[Path]:
 
 def _is_text(path: Path) -> bool:
     try:
-        with path.open("rb") as stream:
+        with open_to_read(path) as stream:
             head = stream.read(4096)
     except OSError:
         return True  # whoever reads it says why not
@@ -142,11 +164,15 @@ def open_log(path: Path) -> BinaryIO:
     """
     if not stat.S_ISREG(path.stat().st_mode):  # a FIFO or a device would block or never end
         raise Unavailable(f"{path} is not a file")
-    with path.open("rb") as stream:
+    with open_to_read(path) as stream:
         head = stream.read(6)
+        size = os.fstat(stream.fileno())
+    if size.st_size - size.st_blocks * _BLOCK > LARGE_HOLES:
+        return cast("BinaryIO", WithoutHoles(open_to_read(path).detach(), size.st_size))
     if not head.startswith((*_MAGIC, *(bom for bom, _ in _BOMS))):
-        return cast("BinaryIO", path.open("rb", buffering=0))
-    return _unpacked(cast("BinaryIO", path.open("rb")))
+        return cast("BinaryIO", open_to_read(path).detach())
+    unpacked = _unpacked(cast("BinaryIO", open_to_read(path)))
+    return cast("BinaryIO", BothEnds(unpacked)) if isinstance(unpacked, Packed) else unpacked
 
 
 def _unpacked(stream: BinaryIO) -> BinaryIO:
@@ -188,6 +214,125 @@ class Packed(io.RawIOBase):
 
     def close(self) -> None:
         self._inner.close()
+        self._below.close()
+        super().close()
+
+
+class BothEnds(io.RawIOBase):
+    """The beginning and the end of what is packed: a small file may hold more than can be read.
+
+    Attributes:
+        left_out: a clause on what is not read of it; "": all is.
+    """
+
+    HEAD, TAIL = 32 << 20, 96 << 20
+    MOST_S = 10.0
+    """For unpacking what is passed over."""
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self._inner = inner
+        self._head_left = self.HEAD
+        self._tail: deque[bytes] | None = None
+        self._damage: Exception | None = None
+        self.left_out = ""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._head_left > 0:
+            piece = self._inner.read(size)
+            self._head_left -= len(piece)
+            return piece
+        if self._tail is None:
+            self._tail = self._end()
+        if self._tail:
+            return self._tail.popleft()
+        if self._damage is not None:
+            damage, self._damage = self._damage, None
+            raise damage
+        return b""
+
+    def _end(self) -> deque[bytes]:
+        """Unpacks the rest, and keeps the last of it."""
+        kept: deque[bytes] = deque()
+        held = passed = 0
+        due = time.monotonic() + self.MOST_S
+        try:
+            while piece := self._inner.read(Packed.STEP):
+                kept.append(piece)
+                held += len(piece)
+                while held - len(kept[0]) >= self.TAIL:
+                    passed += len(kept[0])
+                    held -= len(kept.popleft())
+                if time.monotonic() > due:
+                    self.left_out = f"what is beyond its first {_mib(self.HEAD + passed + held)}; "
+                    break
+        except BROKEN as error:
+            self._damage = error
+        if passed:
+            kept.appendleft(b"\n")
+            self.left_out += f"{_mib(passed)} in its middle"
+        if self.left_out:
+            ends = f"the first {_mib(self.HEAD)} and the last {_mib(held)} that were unpacked"
+            self.left_out = f"only {ends} were read, without {self.left_out}".rstrip("; ")
+        return kept
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
+
+
+def _mib(count: int) -> str:
+    return f"{count >> 20:,} MiB"
+
+
+class WithoutHoles(io.RawIOBase):
+    """The data of a file that has holes; what a hole would be read as is passed over."""
+
+    def __init__(self, below: io.RawIOBase, size: int) -> None:
+        self._below, self._size = below, size
+        self._at = self._data_end = 0
+        self._holes = 0
+        self._read = 0
+
+    @property
+    def left_out(self) -> str:
+        parts = [f"{_mib(self._holes)} of holes in it"] if self._holes else []
+        if self._read >= MOST_OF_SPARSE:
+            parts.append(f"what is beyond its first {_mib(MOST_OF_SPARSE)}")
+        return f"it was read without {' and '.join(parts)}" if parts else ""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._read >= MOST_OF_SPARSE:
+            return b""
+        handle = self._below.fileno()
+        if self._at >= self._data_end:
+            begin = self._next_data(handle)
+            self._holes += begin - self._at
+            jumped = begin > self._at > 0
+            self._at = begin
+            if begin >= self._size:
+                return b""
+            self._data_end = os.lseek(handle, begin, os.SEEK_HOLE)
+            if jumped:
+                return b"\n"
+        wanted = min(size if size >= 0 else 1 << 20, self._data_end - self._at)
+        data = os.pread(handle, wanted, self._at)
+        self._at += len(data)
+        self._read += len(data)
+        return data
+
+    def _next_data(self, handle: int) -> int:
+        try:
+            return os.lseek(handle, self._at, os.SEEK_DATA)
+        except OSError:  # there is none any more
+            return self._size
+
+    def close(self) -> None:
         self._below.close()
         super().close()
 

@@ -28,7 +28,7 @@ import hyperscan
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import LogLine, LogPattern, LogsData
 from mmrepro.probes.log_excerpt import Excerpt
-from mmrepro.probes.log_files import BROKEN, Decoded, Packed, logs_in, open_log, with_rotated
+from mmrepro.probes.log_files import BROKEN, BothEnds, Packed, logs_below, open_log, with_rotated
 from mmrepro.probes.log_forms import UNKNOWN, has_form, is_error, written
 from mmrepro.probes.log_lines import (
     GLUED,
@@ -140,11 +140,13 @@ class LogsProbe(Probe[LogsData]):
         for path in self._files():
             try:
                 with open_log(path) as stream:
-                    if self.max_bytes is not None and not isinstance(stream, Packed | Decoded):
+                    if self.max_bytes is not None and stream.seekable():
                         skipped = max(0, path.stat().st_size - self.max_bytes)
                         self._skipped += stream.seek(skipped)
                     scanner.begin(str(path))
                     scanner.scan(stream, deadline)
+                    if left_out := getattr(stream, "left_out", ""):
+                        self._unread[str(path)] = left_out
                 read += 1
             except BROKEN as error:
                 why = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -159,11 +161,15 @@ class LogsProbe(Probe[LogsData]):
 
     def _files(self) -> list[Path]:
         """Each once; a folder's in the order of their last change, so without its rotated ones."""
-        files = [
-            file
-            for path in self.paths
-            for file in (with_rotated(path) if self.rotated and path.is_file() else logs_in([path]))
-        ]
+        files: list[Path] = []
+        for path in self.paths:
+            if self.rotated and path.is_file():
+                files += with_rotated(path)
+                continue
+            below = logs_below([path])
+            files += below.files
+            if below.left_out:
+                self._unread[str(path)] = "; ".join(below.left_out)
         return list(dict.fromkeys(files))
 
     def partial(self) -> LogsData | None:
@@ -447,7 +453,7 @@ class Scanner:
         """
         carry, in_long_line = b"\n", False
         # In small steps: a damaged end takes no more than one of them with it.
-        step = Packed.STEP if isinstance(stream, Packed) else CHUNK_BYTES
+        step = Packed.STEP if isinstance(stream, Packed | BothEnds) else CHUNK_BYTES
         while chunk := stream.read(step):
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimedOut(f"{self.file or 'the log'}: {self._bytes} bytes read in time")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import read_file
 from mmrepro.engines.models.qwen import smart_resize
 from mmrepro.kv_budget.eras import Engine
 from mmrepro.kv_budget.layers import FULL, Kind, Layers, layers_of
@@ -218,12 +220,11 @@ def read_model(path: Path) -> Model:
 
 def _load(file: Path) -> Json:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
+        content = json.loads(read_file(file, MOST_BYTES))
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
-    try:
-        content = json.loads(data) if len(data) <= MOST_BYTES else None
+        if error.errno != errno.EFBIG:  # such a file is no configuration
+            raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+        content = None
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):

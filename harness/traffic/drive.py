@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # an HTTP client takes a while to import, and a scenario is o
     from PIL.Image import Image as Pixels
 
 GATE_DEADLINE_S = 60.0
+MOST_PICTURE_BYTES = 64 << 20
 """For requests of the gate: nothing is known of latencies yet, and the first one warms up."""
 
 
@@ -278,10 +279,11 @@ def encoded(name: str, pixels: Pixels, **options: int) -> Picture:
 def read_picture(path: Path, hint: str = "") -> Picture:
     """The picture in a file, called as the file is. Raises UsageError: it cannot be read, or is no
     picture; with ``hint``."""
+    from mmrepro.base.machine.files import read_file
     from PIL import Image
 
     try:
-        data = path.read_bytes()
+        data = read_file(path, MOST_PICTURE_BYTES)
         with Image.open(io.BytesIO(data)) as image:
             return Picture(path.stem, data, image.width, image.height)
     except OSError as error:

@@ -113,6 +113,7 @@ def _keys(
 ) -> dict[str, tuple[Any, str]]:
     """Value and place of each key that holds for ``made``, its own table's before the others."""
     document = read_toml(file)
+    named = bool(os.environ.get(CONFIG_VARIABLE))
     top = ["tool", "mmrepro"] if file.name == PROJECT else []
     found: dict[str, tuple[Any, str]] = {}
     for names, taken, why in (
@@ -129,6 +130,13 @@ def _keys(
                     raise UsageError(f"{where}: there is no command {key!r}.", hint=DOCS)
             elif key not in taken:
                 raise UsageError(f"{where}: {why}.", hint=DOCS)
+            elif key in known and known[key].option.runs_code and not named:
+                raise UsageError(
+                    f"{where}: it decides which code runs, and a file that was only found here "
+                    "does not set it.",
+                    hint=f"give {known[key].name} yourself, or read the file, then: "
+                    f"{CONFIG_VARIABLE}={shlex.quote(str(file))} mmrepro …",
+                )
             elif key in known:
                 found[key] = (_checked(known[key], value, file, where), where)
     return found

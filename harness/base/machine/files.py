@@ -15,7 +15,9 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
@@ -25,6 +27,8 @@ from mmrepro.base import units
 from mmrepro.base.errors import UsageError
 
 MAX_TOML_BYTES: Final = 4 << 20
+MOST_CONFIG_BYTES: Final = 4 << 20
+"""Of a model's config.json."""
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a named pipe",
@@ -79,9 +83,15 @@ def open_to_read(path: Path) -> BufferedReader:
         OSError: it cannot be opened, or is no plain file; ``strerror`` says which.
     """
     kind = stat.S_IFMT(path.stat().st_mode)
-    if kind != stat.S_IFREG:  # opening a FIFO waits for ever
+    if kind != stat.S_IFREG:  # opening a device may act
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}", path)
-    return path.open("rb")
+    # Opening a FIFO, which may take the file's place meanwhile, would wait for ever.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    kind = stat.S_IFMT(os.fstat(file.fileno()).st_mode)
+    if kind != stat.S_IFREG:
+        file.close()
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}", path)
+    return file
 
 
 def read_file(path: Path, most: int) -> bytes:
@@ -220,6 +230,63 @@ def folders_in(root: Path) -> list[Path]:
         return sorted(path for path in root.iterdir() if path.is_dir())
     except OSError:
         return []
+
+
+MOST_ENTRIES: Final = 5000
+DEEPEST: Final = 32
+MOST_WALK_S: Final = 10.0
+
+
+@dataclass
+class FilesBelow:
+    """Plain files in a folder and in those below it; no link is followed, and no other file system
+    entered.
+
+    Attributes:
+        left_out: sentences on what a bound left out.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def files_below(folder: Path) -> FilesBelow:
+    """The files in ``folder``, at most so many and so deep. Folders that are closed to us are
+    passed over."""
+    found = FilesBelow()
+    try:
+        device = folder.stat().st_dev
+    except OSError:
+        return found
+    until = time.monotonic() + MOST_WALK_S
+    waiting, seen, elsewhere, deep = [(folder, 0)], 0, 0, 0
+    while waiting:
+        place, depth = waiting.pop(0)
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                seen += 1
+                if seen > MOST_ENTRIES or time.monotonic() > until:
+                    left = f"of {folder} only the first {seen - 1:,} entries were looked at"
+                    found.left_out.append(left)
+                    waiting.clear()
+                    break
+                if entry.is_file(follow_symlinks=False):
+                    found.files.append(Path(entry.path))
+                elif not entry.is_dir(follow_symlinks=False):
+                    continue
+                elif depth + 1 >= DEEPEST:
+                    deep += 1
+                elif entry.stat(follow_symlinks=False).st_dev != device:
+                    elsewhere += 1
+                else:
+                    waiting.append((Path(entry.path), depth + 1))
+    if deep:
+        found.left_out.append(f"folders of {folder} more than {DEEPEST} deep were not opened")
+    if elsewhere:
+        found.left_out.append(
+            f"{elsewhere} folders of {folder} on other file systems were not opened"
+        )
+    return found
 
 
 def detect_device() -> Device:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from mmrepro.base.machine.files import files_below
 from mmrepro.base.records import Moment
 from mmrepro.base.units import size
 from mmrepro.engines import ENGINES, Engine
@@ -145,7 +146,7 @@ def sort(files: Iterable[Path]) -> tuple[list[Dump], list[Path]]:
     dumps: list[Dump] = []
     logs: list[Path] = []
     for path in files:
-        inside = sorted(path.rglob("*"))[:MAX_FILES] if path.is_dir() else [path]
+        inside = sorted(files_below(path).files)[:MAX_FILES] if path.is_dir() else [path]
         kinds = {one: kind for one in inside if (kind := kind_of(one)) is not None}
         dumps += [read_dump(one, kind) for one, kind in kinds.items()]
         logs += [one for one in logs_in([path]) if one not in kinds] if kinds else [path]

@@ -22,29 +22,30 @@ from mmrepro.traffic.evidence import Evidence
 ORDER = list(Fit)
 
 
-def all_scenarios(besides: Iterable[str] = ()) -> list[Scenario]:
+def all_scenarios(besides: Iterable[str] = (), *, trust: bool = False) -> list[Scenario]:
     """Every registered scenario, each variant for itself; broken plug-ins are left out.
 
     Args:
         besides: names or files (``FILE.py``) of further ones, in the place of a registered one of
             the same name.
+        trust: run those files.
 
     Raises:
-        UsageError: one of ``besides`` is none, or broken.
+        UsageError: one of ``besides`` is none, or broken, or a file that is not to be run.
     """
     from mmrepro.base.errors import BrokenScenario
-    from mmrepro.scenario.registry import load_scenario, scenario_names
+    from mmrepro.scenario.registry import known_scenario, scenario_names
 
     scenarios: list[Scenario] = []
     for name in besides:
-        scenario = load_scenario(name)
+        scenario = known_scenario(name, trust=trust)
         scenarios += scenario.variants or (scenario,)
     given = {scenario.name for scenario in scenarios}
     for name in scenario_names():
         if name in given:
             continue
         try:
-            scenario = load_scenario(name)
+            scenario = known_scenario(name, trust=False)
         except BrokenScenario:
             continue
         scenarios += scenario.variants or (scenario,)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import ClassVar, Final
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import EVIDENCE, LIMITS, Command, option, text_of
+from mmrepro.base.text.sanitize import one_line
 
 NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 VALUE: Final = re.compile(r"[!-~][ -~]*")
@@ -59,6 +62,38 @@ def read_deadline(text: str) -> float:
     return seconds
 
 
+MOST_FILES: Final = 1000
+"""Of a folder with logs and dumps."""
+
+
+def _has_more_files(folder: Path, most: int) -> bool:
+    seen = 0
+    for _, folders, files in os.walk(folder):
+        seen += len(folders) + len(files)
+        if seen > most:
+            return True
+    return False
+
+
+def check_log(log: Path) -> None:
+    """Raises UsageError: a name that no file can have, or a folder with more than logs in it.
+
+    A file that is not there yet, or may not be read, is told of in the diagnosis.
+    """
+    why = ""
+    try:
+        if stat.S_ISDIR(log.stat().st_mode) and _has_more_files(log, MOST_FILES):
+            why = f"it is a folder of more than {MOST_FILES:,} files"
+    except (FileNotFoundError, PermissionError):
+        return
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "its name holds a NUL"
+    if why:
+        raise UsageError(
+            f"--log {one_line(str(log), 100)} is no log file: {why}.", hint="--log FILE"
+        )
+
+
 @dataclass(frozen=True)
 class LiveCommand(Command):
     """Options of a command that looks at a live server."""
@@ -85,6 +120,10 @@ class LiveCommand(Command):
     prometheus: str = option(
         "", "Take the servers from this Prometheus server's targets and metrics.", "URL"
     )
+
+    def __post_init__(self) -> None:
+        for log in self.logs:
+            check_log(log)
 
 
 @dataclass(frozen=True)
@@ -131,5 +170,7 @@ class DiagnoseCommand(LiveCommand):
         "NAME|FILE",
         name="--scenario",
         names="scenario",
+        runs_code=True,
     )
+    trust: bool = common.TRUST(False)
     verbose: bool = common.VERBOSE(False)

@@ -18,7 +18,14 @@ from mmrepro.base.text.sanitize import mask_of
 from mmrepro.base.units import size
 from mmrepro.failure.documents import EVIDENCE_DIR, Incident
 from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
-from mmrepro.failure.documents.folder import discard, make_run_dir, write_incident
+from mmrepro.failure.documents.folder import (
+    discard,
+    made_here,
+    make_folders,
+    make_run_dir,
+    remember_made,
+    write_incident,
+)
 from mmrepro.failure.documents.published import Public
 from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
@@ -67,7 +74,7 @@ def diagnose(
     from mmrepro.live.diagnose.incident import build
 
     taken = Moment.now()
-    scenarios = all_scenarios(options.scenarios)
+    scenarios = all_scenarios(options.scenarios, trust=options.trust)
     target = discover.find(options.url, options.pid, typed)
     if options.engine != "auto":
         discover.name_engine(target, frozenset(), options.engine)
@@ -337,15 +344,19 @@ def _folder(out: Path | None) -> Path:
         return make_run_dir(None, "diagnose", str(os.getpid()))
     except (UnwritableOutput, NoSpace):
         folder = Path(tempfile.mkdtemp(prefix="mmrepro-diagnose-"))
-        (folder / EVIDENCE_DIR).mkdir()
+        remember_made(folder)
+        make_folders(folder / EVIDENCE_DIR)
         return folder
 
 
 def _remove(folder: Path) -> None:
-    """The folder of a diagnosis that is not kept, and nothing beside what was put there."""
-    with contextlib.suppress(OSError):
-        for entry in (folder / EVIDENCE_DIR).iterdir():
-            entry.unlink()
+    """The folder of a diagnosis that is not kept, and those above it that were made for it.
+
+    What was there before stays: --out may name a folder of the user's.
+    """
+    evidence = folder / EVIDENCE_DIR
+    if made_here(evidence):
+        with contextlib.suppress(OSError):
+            for entry in evidence.iterdir():
+                entry.unlink()
     discard(folder)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()  # "incidents", if it was made for this one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import re
 import shutil
@@ -19,7 +18,12 @@ from mmrepro.base.machine.files import is_there
 from mmrepro.base.records import Moment
 from mmrepro.base.text.redact import Redactor
 from mmrepro.failure.documents.fleet import FLEET_FILE, Fleet, Part, Scraped
-from mmrepro.failure.documents.folder import DEFAULT_ROOT, new_folder, prepared
+from mmrepro.failure.documents.folder import (
+    DEFAULT_ROOT,
+    new_folder,
+    prepared,
+    remove_made,
+)
 from mmrepro.failure.documents.stored import document_json, replace_file
 from mmrepro.live.diagnose.classes import UNASKED_S
 from mmrepro.live.diagnose.discover import parse_url
@@ -77,16 +81,17 @@ def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
         )
     began, taken = time.monotonic(), Moment.now()
     addresses, unseen = servers(asked)
-    given = asked.out is not None
     if asked.out is not None and is_there(asked.out / FLEET_FILE):
         raise UnwritableOutput(
             f"{asked.out} already holds such a look.", hint="choose another --out, or remove it"
         )
     folder = prepared(asked.out or new_folder(DEFAULT_ROOT, "servers", str(len(addresses))))
+    below = [folder / _below(index, url) for index, url in enumerate(addresses)]
+    ours = [one for one in below if not is_there(one)]
     try:
         found = _each(asked, folder, addresses, listener)
     except BaseException:
-        _drop(folder, list(addresses), given=given)
+        _drop(folder, ours)
         raise
     looks = [one for one, _ in found]
     _once_more(asked, looks)
@@ -105,7 +110,7 @@ def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
     )
     diagnosed = tuple(one for _, one in found if one is not None)
     if asked.out is None and fleet.exit_code == 0:
-        _drop(folder, list(addresses), given=False)
+        _drop(folder, ours)
         for one in members:
             if one.diagnosis is not None:
                 one.diagnosis.incident_dir = ""
@@ -190,14 +195,15 @@ def _once_more(asked: DiagnoseCommand, looks: Sequence[Look]) -> None:
                 one.evidence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
 
 
-def _drop(folder: Path, urls: Sequence[str], *, given: bool) -> None:
-    """Remove what this look has made, and nothing that somebody else put there."""
-    for index, url in enumerate(urls):
-        shutil.rmtree(folder / _below(index, url), ignore_errors=True)
-    if not given:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-            folder.parent.rmdir()
+def _drop(folder: Path, ours: Sequence[Path]) -> None:
+    """Remove what this look has made, and nothing that somebody else put there.
+
+    Args:
+        ours: folders of single servers that were not there before it.
+    """
+    for one in ours:
+        shutil.rmtree(one, ignore_errors=True)
+    remove_made(folder)
 
 
 def _below(index: int, url: str) -> str:

@@ -14,15 +14,16 @@ from mmrepro.traffic.capture.messages import Unusable
 
 CURL = re.compile(r"(?:^|[\n;&|(])[ \t]*(?:[$>%][ \t]+)?(?:time[ \t]+)?curl[ \t\\]")
 MAX_FILE: Final = 32 << 20
-_HERE = re.compile(r"<<(-?)[ \t]*(['\"]?)(\w+)\2(.*?)\n(.*?)^[ \t]*\3[ \t]*$", re.DOTALL | re.M)
+_HERE = re.compile(r"<<(?P<tabs>-?)[ \t]*+(?P<mark>['\"]?)(?P<word>\w++)(?P=mark)")
 _WORD = re.compile(
     r"(?P<blank>[ \t]+|\\\n)|(?P<comment>(?<!\S)\#[^\n]*)|(?P<end>\n|&&|\|\||[;|&()])"
-    r"|'(?P<single>[^']*)'|\"(?P<double>(?:[^\"\\]|\\.)*)\"|\\(?P<escaped>.)"
-    r"|(?P<plain>(?:[^\s;|&()'\"\\$]|\$(?![({\w]))+|\$(?:\w+|\{\w+\}|\([^)]*\)))",
+    r"|'(?P<single>[^']*+)'|\"(?P<double>(?:[^\"\\]|\\.)*+)\"|\\(?P<escaped>.)"
+    # What runs a command and is not closed goes to the end, and is not looked through again.
+    r"|(?P<plain>(?:[^\s;|&()'\"\\$]|\$(?![({\w]))++|\$(?:\w++|\{\w++\}|\([^)]*+(?:\)|\Z)))",
     re.DOTALL,
 )
 _VARIABLE = re.compile(
-    r"\\(?P<kept>.)|\$(?:(?P<bare>\w+)|\{(?P<braced>\w+)\}|\((?P<run>[^)]*)\))", re.DOTALL
+    r"\\(?P<kept>.)|\$(?:(?P<bare>\w+)|\{(?P<braced>\w+)\}|\((?P<run>[^)]*+)(?:\)|\Z))", re.DOTALL
 )
 _SET = re.compile(r"(?:export[ \t]+)?(\w+)=(.*)", re.DOTALL)
 _VALUED: Final = re.compile(
@@ -37,13 +38,7 @@ def curl_requests(text: str, folder: Path) -> Iterator[Exchange | Unusable]:
     """Each command's request, or why it cannot be had. ``folder``: where files that it sends are
     looked for."""
     text = text.replace("\r\n", "\n")
-    here: list[str] = []
-
-    def kept(found: re.Match[str]) -> str:
-        here.append(re.sub(r"^\t+", "", found[5], flags=re.M) if found[1] else found[5])
-        return f" \ufdd0{len(here) - 1} {found[4]}\n"
-
-    text = _HERE.sub(kept, text)
+    text, here = _without_documents(text)
     known: dict[str, str] = {}
     for words in _commands(text, known):
         while words and words[0] in ("$", ">", "%", "time"):
@@ -56,6 +51,36 @@ def curl_requests(text: str, folder: Path) -> Iterator[Exchange | Unusable]:
                 yield _request(words[1:], folder, here)
             except Unusable as why:
                 yield why
+
+
+def _without_documents(text: str) -> tuple[str, list[str]]:
+    """A script with a mark in place of each heredoc, and the heredocs. One that is not closed is
+    none."""
+    lines = text.split("\n")
+    ends: dict[str, list[int]] = {}
+    for number in range(len(lines) - 1, -1, -1):
+        ends.setdefault(lines[number].strip(" \t"), []).append(number)
+    kept: list[str] = []
+    here: list[str] = []
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        found = _HERE.search(line)
+        closing = ends.get(found["word"], []) if found else []
+        while closing and closing[-1] < at:
+            closing.pop()  # the lists are in falling order: the next one is last
+        if found is None or not closing:
+            kept.append(line)
+            continue
+        end = closing[-1]
+        document = lines[at:end]
+        if found["tabs"]:
+            document = [one.lstrip("\t") for one in document]
+        here.append("".join(f"{one}\n" for one in document))
+        kept.append(f"{line[: found.start()]} \ufdd0{len(here) - 1} {line[found.end() :]}")
+        at = end + 1
+    return "\n".join(kept), here
 
 
 def _commands(text: str, known: dict[str, str]) -> Iterator[list[str]]:

@@ -243,6 +243,10 @@ _OPENAI_DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
+MOST_UNPAIRED: Final = 1000
+"""Bodies that wait for their own line; no server has as many requests at a time."""
+
+
 class SglangLog:
     """Reads one log of SGLang. The clock of its requests is the number of the line."""
 
@@ -307,6 +311,7 @@ class SglangLog:
             place = self._add(line, self.bodies.printed(path, _without_detail(told)))
         finally:
             self._unpaired.append((place, hint))
+            del self._unpaired[:-MOST_UNPAIRED]  # each line is compared with all of them
 
     def _received(self, line: Line, told: dict[str, Any]) -> None:
         rid = str(told.get("rid"))

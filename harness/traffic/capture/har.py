@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
+from mmrepro.base.text.addresses import is_local_host
 from mmrepro.base.units import size
 from mmrepro.traffic.capture.exchanges import (
     ANSWERS,
@@ -117,7 +118,7 @@ class Har:
             raise Unusable("CONNECT request" if method == "CONNECT" else "another request")
         host, port = _host(target)
         parts = urlsplit(target)
-        local = host in ("127.0.0.1", "localhost", "::1") and method != "GET"
+        local = is_local_host(host) and method != "GET"
         if not local and not is_of_an_engine(parts.path):
             raise Unusable(f"{method} to another path")
         wanted, wanted_port = self._wanted

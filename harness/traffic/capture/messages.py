@@ -23,6 +23,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mmrepro.base.machine.files import write_file
+from mmrepro.base.text.addresses import goes_out, is_address, is_local
 from mmrepro.base.text.redact import names_a_secret
 from mmrepro.traffic.capture.parsing import no_constant
 from mmrepro.traffic.case.bodies import JSON_TYPE, are_messages, body, is_prompt, opened
@@ -38,7 +39,6 @@ from mmrepro.traffic.case.model import (
     Noise,
     Operation,
     Part,
-    goes_out,
 )
 from mmrepro.traffic.drive import Picture
 
@@ -104,12 +104,10 @@ UNSEEN_SIZE = (224, 224)
 """Of a picture that the recording names by address only."""
 
 _DATA_URL = re.compile(r"data:([^,;]*(?:;[^,;]+)*?);base64,", re.IGNORECASE)
-_ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]{1,20}://\S*\s*")
 _PLACE_NAME = re.compile(r"(?:.*_)?(?:url|uri|host|path|file|filename|address)s?", re.IGNORECASE)
 _FETCHED: Final = ("input", "messages", "images", "image", "documents", "query", "data_1", "data_2")
 """Fields of a body in which pictures and sounds may be given by address."""
 _HOSTS: Final = re.compile(r"(?:.*_)?(?:hosts?|ip|addr)", re.IGNORECASE)
-_LOOPBACK: Final = re.compile(r"(?:https?://)?(?:127\.\d+\.\d+\.\d+|localhost|\[::1\])(?:[:/]|$)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHO: Final = frozenset(
     {"user", "safety_identifier", "metadata", "prompt_cache_key", "conversation_id"}
@@ -207,6 +205,10 @@ class Bodies:
             apart = self.operation(about["path"], fields)
         except (ValueError, RecursionError, AsItIs):
             self.dropped, self.changed = before
+            if _fetches(text):
+                raise Unusable(
+                    "an address of another machine in a body that stays as it is"
+                ) from None
             named = opened(as_it_is) if "model" in text else as_it_is
             return self._with_model(as_it_is, named.parameters.get("lora_name"))
         model = fields.get("model")
@@ -248,6 +250,8 @@ class Bodies:
             return self.operation(path, fields)
         except AsItIs:
             return Operation(id="r", path=path, body=json.dumps(fields))
+        except RecursionError as error:
+            raise Unusable(f"a body nested deeper than {MAX_DEPTH}") from error
 
     def operation(self, path: str, body: object) -> Operation:
         """A body of JSON, taken apart. Raises Unusable; AsItIs: it would be another one then."""
@@ -403,7 +407,7 @@ class Bodies:
         """Whether an address may stay: nobody is asked but this machine, and it names nobody."""
         if self.own:
             return not goes_out(address)
-        return bool(_LOOPBACK.match(address))
+        return is_local(address)
 
     def _kept(
         self, fields: dict[str, Any], depth: int = 0, fetched: bool = False
@@ -419,7 +423,7 @@ class Bodies:
                 kept[name] = self._renamed(value)
             elif names_a_secret(name) and own:
                 self.dropped["credential"] += 1
-            elif _HOSTS.fullmatch(name) and isinstance(value, str) and not _LOOPBACK.match(value):
+            elif _HOSTS.fullmatch(name) and isinstance(value, str) and not is_local(value):
                 self.changed["host"] += 1
                 kept[name] = "127.0.0.1"
             elif (inside or not self.own) and _is_address(name, value) and not self._stays(value):
@@ -458,6 +462,25 @@ class Bodies:
         return value
 
 
+_FIELD_OF_ADDRESS: Final = re.compile(
+    r'"(?:[^"\\]|\\.){0,40}url(?:[^"\\]|\\.){0,10}"\s*+:\s*+"(?P<value>(?:[^"\\]|\\.){0,2000})',
+    re.IGNORECASE,
+)
+
+
+def _fetches(text: str) -> bool:
+    """Whether a body that is no JSON, or that cannot be taken apart, gives a server an address of
+    another machine to fetch, as a field whose name has ``url`` in it."""
+    for found in _FIELD_OF_ADDRESS.finditer(text):
+        try:
+            value = json.loads(f'"{found["value"]}"', strict=False)
+        except ValueError:
+            value = found["value"]
+        if goes_out(value):
+            return True
+    return False
+
+
 def canonical(text: str) -> bytes | None:
     """The bytes of a Base64 text; None where encoding them again gives another text."""
     try:
@@ -472,7 +495,7 @@ def _is_address(name: str, value: object) -> bool:
         return False
     if name in ("text", "content", "prompt"):
         return False
-    return bool(_PLACE_NAME.fullmatch(name) or _ADDRESS.fullmatch(value))
+    return bool(_PLACE_NAME.fullmatch(name) or is_address(value))
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -494,7 +517,10 @@ def _carried(value: object) -> bool:
 def _form(raw: bytes, kind: str) -> list[FormPart] | None:
     """The fields of a multipart body; None: it is none, or not as a server reads it."""
     head = f"Content-Type: {kind}\r\nMIME-Version: 1.0\r\n\r\n".encode("latin-1", "replace")
-    read = message_from_bytes(head + raw, policy=HTTP)
+    try:
+        read = message_from_bytes(head + raw, policy=HTTP)
+    except RecursionError:  # forms within forms: no server reads that
+        return None
     if not read.is_multipart() or read.defects:
         return None
     fields = []

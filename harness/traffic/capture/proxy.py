@@ -1,12 +1,12 @@
 """A proxy in front of a server that records what a client sends, as a HAR.
 
 Any method, path, header and body passes. Of a request only the model's name is replaced, by the one
-that is served. A streamed answer reaches the client piece by piece.
+that is served. A streamed answer reaches the client piece by piece. What a client may send, at once
+and in all, is bounded; what a bound left out is told in the notes, and the proxy goes on.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import http.client
 import json
@@ -16,18 +16,44 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from mmrepro.base.machine.files import write_file
+from mmrepro.base import units
+from mmrepro.traffic.capture.received import (
+    MAX_BODY,
+    BoundedHead,
+    MalformedRequest,
+    body_of,
+    check_head,
+)
+from mmrepro.traffic.capture.recording import (
+    NO_ANSWER,
+    PIECE,
+    KeptBytes,
+    KeptRequest,
+    RecordedEntries,
+    Recording,
+    RecordingFull,
+    entry_of,
+)
 
-MAX_BODY, MAX_ANSWER = 64 << 20, 8 << 20
-PIECE = 1 << 16
-LOOK_S, SETTLES_S = 0.2, 0.5
+__all__ = ["CLIENT_LEFT", "NO_ANSWER", "SERVER_CLOSED", "RecordingProxy", "entry_of"]
+
+MAX_ANSWER: Final = 8 << 20
+"""Bytes of one answer that are recorded; all of it is passed on."""
+MAX_RECORDING: Final = 256 << 20
+"""Bytes of all heads, bodies and answers."""
+MAX_REQUESTS: Final = 10_000
+MAX_CONNECTIONS: Final = 400
+"""Open at once."""
+RECEIVES_S: Final = 60.0
+"""Until the next request of a connection is there whole, and until an answer is taken on."""
+LOOK_S, SETTLES_S, LINGERS_S = 0.2, 0.5, 2.0
 RETRY: Final = "x-stainless-retry-count"
 """Header with which the clients of OpenAI and Anthropic number what they send again."""
 _HOP: Final = frozenset(
@@ -39,36 +65,56 @@ _HOP: Final = frozenset(
 )
 CLIENT_LEFT: Final = "the client disconnected"
 SERVER_CLOSED: Final = "the server closed the connection"
-NO_ANSWER: Final = "there was no answer until the end"
+_MOST_HOSTS, _HOSTS_SHOWN = 50, 5
+_MOST_REASONS: Final = 20
+_SEARCHED_ALONE: Final = 256 << 10
+"""Bytes of a body above which only one is in memory at a time."""
 
 
 class RecordingProxy:
     """Passes requests on to a server on this machine; a context manager.
 
     Attributes:
-        entries: of the HAR, in the order in which requests came.
         retried: requests that a client's library sent again by itself; they are not recorded.
         refused: protocols that it does not pass on, each once.
+        malformed: requests that it does not pass on either, by what is wrong with them.
         hosts: that clients called; they are recorded as one.
+        slow: connections that were closed because a request did not come, or an answer was not
+            taken, in ``RECEIVES_S``.
+        crowded: connections that were closed because ``MAX_CONNECTIONS`` were open.
+        cut: answers that are recorded in part.
     """
 
     def __init__(self, port: int, model: str) -> None:
         """``port``: of the server. ``model``: the name that it serves."""
         self.port, self.model = port, model
-        self.entries: list[dict[str, Any]] = []
+        self.recording = Recording(MAX_REQUESTS, MAX_RECORDING)
         self.retried = 0
         self.refused: list[str] = []
+        self.malformed: Counter[str] = Counter()
         self.hosts: dict[str, None] = {}
+        self.slow = self.crowded = self.cut = 0
         self.open: dict[int, float] = {}
         """Number of a request without a complete answer: when something last came of it."""
+        self.searched_alone = threading.Lock()
         self._lock = threading.Lock()
-        self._servers: list[socketserver.BaseServer] = []
+        self._servers: list[_TcpServer | _UnixServer] = []
 
-    def listen(self, place: Path | int) -> None:
-        """Accept clients at a Unix socket, or at a port of 127.0.0.1. Raises OSError."""
+    @property
+    def entries(self) -> RecordedEntries:
+        """Of the HAR, in the order in which requests came."""
+        return RecordedEntries(self.recording.requests)
+
+    def listen(self, place: Path | int | socket.socket) -> None:
+        """Accept clients at a Unix socket, one that listens already or a path, or at a port of
+        127.0.0.1. Raises OSError."""
         made: _TcpServer | _UnixServer
         if isinstance(place, Path):
             made = _UnixServer(str(place), _Handler)
+        elif isinstance(place, socket.socket):
+            made = _UnixServer("", _Handler, bind_and_activate=False)
+            made.socket.close()
+            made.socket = place
         else:
             made = _TcpServer(("127.0.0.1", place), _Handler)
         made.proxy = self
@@ -96,7 +142,23 @@ class RecordingProxy:
         if self.retried:
             said.append(f"{self.retried} requests that the client's library repeats are left out.")
         if len(self.hosts) > 1:
-            said.append(f"The client calls {', '.join(self.hosts)}: one server answers for all.")
+            named = ", ".join([*self.hosts][:_HOSTS_SHOWN])
+            more = len(self.hosts) - _HOSTS_SHOWN
+            named += f" and {more} more" if more > 0 else ""
+            said.append(f"The client calls {named}: one server answers for all.")
+        said += [
+            f"Requests that are refused and left out: {count}, each with {what}."
+            for what, count in self.malformed.items()
+        ]
+        if self.slow:
+            said.append(
+                f"Connections closed after {RECEIVES_S:.0f} s without a whole request or a reader: "
+                f"{self.slow}."
+            )
+        if self.crowded:
+            said.append(f"Connections refused because {MAX_CONNECTIONS} were open: {self.crowded}.")
+        if self.cut:
+            said.append(f"Answers of which only the beginning is recorded: {self.cut}.")
         return said
 
     def write(self, file: Path) -> None:
@@ -104,18 +166,19 @@ class RecordingProxy:
         end = time.monotonic() + SETTLES_S  # the last answer is out, and its entry is not whole
         while self.open and time.monotonic() < end:
             time.sleep(LOOK_S / 10)
-        with self._lock:
-            entries = [{**one, "time": round(one["time"], 3)} for one in self.entries]
-        log = {"version": "1.2", "creator": {"name": "mmrepro"}, "entries": entries}
-        write_file(file, json.dumps({"log": log}))
+        self.recording.write(file)
 
     # ------------------------------------------------------------------ asked by the handlers
 
-    def begin(self, entry: dict[str, Any]) -> int:
-        """Record a request; returns its number."""
+    def begin(self, request: KeptRequest, *, again: bool) -> int:
+        """Record a request, unless it is sent ``again``; returns its number. Raises
+        RecordingFull."""
         with self._lock:
-            self.entries.append(entry)
-            number = len(self.entries)
+            if again:
+                self.retried += 1
+                number = -self.retried
+            else:
+                number = self.recording.keep(request)
             self.open[number] = time.monotonic()
             return number
 
@@ -127,221 +190,410 @@ class RecordingProxy:
         with self._lock:
             self.open.pop(number, None)
 
+    def refuse(self, what: str) -> None:
+        """Count a request that is not passed on."""
+        with self._lock:
+            known = what in self.malformed or len(self.malformed) < _MOST_REASONS
+            self.malformed[what if known else "something else wrong"] += 1
+
+    def called(self, host: str) -> str:
+        """The host as which a request is recorded, whose client called ``host``."""
+        host = re.sub(r"^(?:127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?=:|$)", "localhost", host)
+        with self._lock:
+            if len(self.hosts) < _MOST_HOSTS:
+                self.hosts[host] = None
+            return next(iter(self.hosts))
+
     def served_name(self, body: bytes) -> bytes:
         """``body`` with the served model's name in place of the client's; else byte for byte."""
-        name = json.dumps(self.model)[1:-1].encode()
-        if (form := _FORM.search(body)) is not None:
-            return body[: form.start(1)] + name + body[form.end(1) :]
-        for found in _MODEL.finditer(body):
-            if _depth(body[: found.start()]) == 1:
-                return body[: found.start(1)] + name + body[found.end(1) :]
-        return body
+        begin, name, end = self.name_in(body)
+        return body[:begin] + name + body[end:]
+
+    def name_in(self, body: bytes) -> tuple[int, bytes, int]:
+        """Where the client's name of the model begins, what takes its place, and where it ends."""
+        found = _name_in_form(body) or _name_in_json(body)
+        if found is None:
+            return 0, b"", 0
+        return found[0], json.dumps(self.model)[1:-1].encode(), found[1]
 
 
-_MODEL: Final = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
-_FORM: Final = re.compile(
-    rb'^--[^\r\n]+\r\n(?:.*\r\n)*?content-disposition:[^\r\n]*\bname="model"[^\r\n]*\r\n'
-    rb"(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)",
-    re.IGNORECASE,
+# ------------------------------------------------------------------ the model's name
+
+_TOKEN: Final = re.compile(
+    rb'"model"\s*+:\s*+"(?P<name>(?:[^"\\]|\\.)*+)"'
+    # A string that lacks its end goes to the end of the text, and is not looked through again.
+    rb'|"(?:[^"\\]|\\.)*+\\?(?:"|\Z)'
+    rb"|(?P<opens>[{\[]+)|(?P<closes>[}\]]+)",
+    re.DOTALL,
 )
-_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_MOST_TOKENS: Final = 1_000_000
+"""Strings and brackets of a body before the model's name; no client's has as many."""
+_MOST_PARTS, _MOST_PART_HEAD = 1000, 8192
+_FORM_NAME: Final = re.compile(rb'(?im)^content-disposition:[^\r\n]*?\bname="model"')
 
 
-def _depth(text: bytes) -> int:
-    """How many objects and lists are open at the end of ``text``."""
-    bare = _TEXT.sub(b"", text)
-    opened = bare.count(b"{") + bare.count(b"[")
-    return opened - bare.count(b"}") - bare.count(b"]")
+def _name_in_json(body: bytes) -> tuple[int, int] | None:
+    """Where the outermost object's ``model`` stands, also in what is nearly JSON."""
+    depth = 0
+    for count, token in enumerate(_TOKEN.finditer(body)):
+        if token["opens"] is not None:
+            depth += len(token["opens"])
+        elif token["closes"] is not None:
+            depth -= len(token["closes"])
+        elif token["name"] is not None and depth == 1:
+            return token.span("name")
+        if count > _MOST_TOKENS:
+            return None
+    return None
 
 
-def entry_of(
-    method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes
-) -> dict[str, Any]:
-    """An entry of a HAR, of a request that has no answer yet."""
-    headers = list(headers)
-    request: dict[str, Any] = {
-        "method": method,
-        "url": url,
-        "headers": [{"name": name, "value": value} for name, value in headers],
-    }
-    if body:
-        kind = next((value for name, value in headers if name.lower() == "content-type"), "")
-        request["postData"] = {"mimeType": kind, **_text(body)}
-    return {
-        "startedDateTime": datetime.now(UTC).isoformat(),
-        "time": 0.0,
-        "request": request,
-        "response": {"status": 0, "content": {"text": ""}, "_error": NO_ANSWER},
-    }
+def _name_in_form(body: bytes) -> tuple[int, int] | None:
+    """Where the value of the field ``model`` of a multipart form stands."""
+    if not body.startswith(b"--"):
+        return None
+    boundary = body[: max(0, body.find(b"\r\n", 0, 300))]
+    if len(boundary) < 3:
+        return None
+    at = 0
+    for _ in range(_MOST_PARTS):
+        at = body.find(boundary, at)
+        head_end = -1 if at < 0 else body.find(b"\r\n\r\n", at, at + _MOST_PART_HEAD)
+        if at < 0:
+            return None
+        if head_end >= 0 and _FORM_NAME.search(body, at, head_end):
+            begin = head_end + len(b"\r\n\r\n")
+            end = body.find(b"\r\n", begin)
+            return begin, len(body) if end < 0 else end
+        at += len(boundary)
+    return None
 
 
-def _text(body: bytes) -> dict[str, str]:
-    try:
-        return {"text": body.decode()}
-    except UnicodeDecodeError:
-        return {"text": base64.b64encode(body).decode(), "encoding": "base64"}
+# ------------------------------------------------------------------ connections
 
 
-class _TcpServer(socketserver.ThreadingTCPServer):
-    proxy: RecordingProxy
-    daemon_threads, allow_reuse_address, block_on_close = True, True, False
-    request_queue_size = 128
+class _Bounded(socketserver.ThreadingMixIn):
+    """A server whose connections are bounded in number, and in the time that each may take to send
+    a request."""
 
-
-class _UnixServer(socketserver.ThreadingUnixStreamServer):
     proxy: RecordingProxy
     daemon_threads, block_on_close = True, False
     request_queue_size = 128
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        self.due: dict[socket.socket, float] = {}
+        """Connections: the time by which a request is there. Others: no connection waits."""
+        self.late: set[socket.socket] = set()
+        """Connections that were closed for it."""
+        self._connections: set[socket.socket] = set()
+        super().__init__(*given, **more)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self.proxy.crowded += 1
+            self.shutdown_request(request)  # type: ignore[attr-defined]
+            return
+        self._connections.add(request)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no further thread
+            self._connections.discard(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.due.pop(request, None)
+            self.late.discard(request)
+            self._connections.discard(request)
+
+    def service_actions(self) -> None:
+        """Asked by ``serve_forever`` every ``LOOK_S``: close connections that are too slow."""
+        now = time.monotonic()
+        for connection, due in list(self.due.items()):
+            if now > due and self.due.pop(connection, None) is not None:
+                self.proxy.slow += 1
+                self.late.add(connection)
+                with contextlib.suppress(OSError):  # what its thread waits for ends
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A request that nothing else refused: no traceback reaches a user."""
+        self.proxy.refuse("something that mmrepro does not pass on")
+
+
+class _TcpServer(_Bounded, socketserver.TCPServer):
+    allow_reuse_address = True
+
+
+class _UnixServer(_Bounded, socketserver.UnixStreamServer):
+    pass
+
+
+_UNREADABLE_HEADS: Final = {
+    400: "a request line that is none",
+    414: "an address that is too long",
+    431: "header lines that are too many or too long",
+    505: "another version of HTTP",
+}
 
 
 class _Handler(BaseHTTPRequestHandler):
     """One connection of a client."""
 
     protocol_version = "HTTP/1.1"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("do_"):  # of any method
-            return self._pass
-        raise AttributeError(name)
+    server: _TcpServer | _UnixServer
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Asked by the base class, for heads that it cannot read. Its message has the client's own
+        text in it, and is not used."""
+        self._refuse(code, _UNREADABLE_HEADS.get(code, "a head that cannot be read"))
+
+    def _refuse(self, status: int, what: str) -> None:
+        """Answer a request that is not passed on, and end its connection."""
+        self.close_connection = self._refused = True
+        self.request_version = self.protocol_version  # an older one has no status line
+        if self.connection not in self.server.late:  # such a one is told otherwise
+            self.server.proxy.refuse(what)
+        text = f"mmrepro does not pass this request on: {what}\n".encode()
+        with contextlib.suppress(OSError):
+            self.send_response_only(status)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Content-Length", str(len(text)))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(text)
+
+    def setup(self) -> None:
+        super().setup()
+        self._refused = False
+        self._stream = BoundedHead(self.rfile)
+        self.rfile = self._stream  # type: ignore[assignment]
+
     def handle(self) -> None:
         with contextlib.suppress(OSError):
             super().handle()
+            if self._refused:
+                self._take_the_rest()
 
-    def _pass(self) -> None:
-        assert isinstance(self.server, (_TcpServer, _UnixServer))
+    def _take_the_rest(self) -> None:
+        """Read what a refused client still sends: the kernel discards our answer with the unread.
+        Raises OSError."""
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.settimeout(LINGERS_S)
+        end, left = time.monotonic() + LINGERS_S, MAX_BODY
+        while left > 0 and time.monotonic() < end:
+            taken = len(self.connection.recv(PIECE))
+            if not taken:
+                return
+            left -= taken
+
+    def handle_one_request(self) -> None:
+        self._stream.begin()
+        with self._by_when():
+            self.command, self.request_version, self.requestline = "", "HTTP/1.1", ""
+            self.raw_requestline = self._request_line()
+            if not self.raw_requestline:
+                self.close_connection = True
+                return
+            if not self.parse_request():  # it is answered
+                return
+            try:
+                request = self._request()
+            except MalformedRequest as error:
+                self._refuse(error.status, error.why)
+                return
+            except http.client.LineTooLong:
+                self._refuse(431, "a trailer that is too long")
+                return
+        if request is not None:
+            self._pass(request)
+
+    def _request_line(self) -> bytes:
+        """b"": it is too long, and that is answered, or there is none."""
+        try:
+            return self._stream.readline()
+        except http.client.LineTooLong:
+            self._refuse(414, "an address that is too long")
+            return b""
+
+    @contextlib.contextmanager
+    def _by_when(self) -> Iterator[None]:
+        """What is done within is ended where it takes too long."""
+        self.server.due[self.connection] = time.monotonic() + RECEIVES_S
+        try:
+            yield
+        finally:
+            self.server.due.pop(self.connection, None)
+
+    def _request(self) -> KeptRequest | None:
+        """The request, whole; None: it is refused, and that is answered. Raises MalformedRequest,
+        LineTooLong."""
         proxy = self.server.proxy
-        if "websocket" in self.headers.get("Upgrade", "").lower():
+        upgrade = " ".join(self.headers.get_all("Upgrade") or []).lower()
+        if "websocket" in upgrade:
             if "websocket" not in proxy.refused:
                 proxy.refused.append("websocket")
-            self.send_error(501, "mmrepro records no websockets")
-            return
-        body = self._body()
-        if body is None:
-            self.send_error(413, f"mmrepro records no body of more than {MAX_BODY} bytes")
-            return
-        entry = entry_of(self.command, self._url(), self.headers.items(), body)
+            raise MalformedRequest(501, "a websocket")
+        check_head(self.command, self.path, self.headers)
+        body = KeptBytes(proxy.recording.spool)
+        try:
+            for piece in body_of(self._stream, self.headers):
+                body.add(piece)
+            body.close()
+            return proxy.recording.begin(
+                self.command, self._url(), list(self.headers.items()), body
+            )
+        except RecordingFull as error:
+            most = units.size(proxy.recording.spool.most)
+            why = f"more than a recording holds ({most}, or what is free on the disk)"
+            raise MalformedRequest(413, why) from error
+
+    def _pass(self, request: KeptRequest) -> None:
+        proxy = self.server.proxy
         again = self.headers.get(RETRY, "0") not in ("", "0")
-        proxy.retried += again
-        number = -proxy.retried if again else proxy.begin(entry)
+        try:
+            number = proxy.begin(request, again=again)
+        except RecordingFull:
+            self._refuse(429, f"more than {MAX_REQUESTS} requests of a recording")
+            return
         began = time.monotonic()
         try:
-            self._answer(proxy, number, entry, body)
+            self._answer(number, request)
         finally:
-            entry["time"] = (time.monotonic() - began) * 1000
+            request.took_ms = (time.monotonic() - began) * 1000
             proxy.end(number)
 
     def _url(self) -> str:
-        assert isinstance(self.server, (_TcpServer, _UnixServer))
         parts = urlsplit(self.path)
-        host = parts.netloc or self.headers.get("Host") or "localhost"
-        host = re.sub(r"^(?:127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?=:|$)", "localhost", host)
-        self.server.proxy.hosts[host] = None
+        host = parts.netloc.rpartition("@")[2] or self.headers.get("Host") or "localhost"
         path = self.path if self.path.startswith("/") else urlunsplit(("", "", *parts[2:4], ""))
-        return f"http://{next(iter(self.server.proxy.hosts))}{path}"
+        return f"http://{self.server.proxy.called(host)}{path}"
 
-    def _body(self) -> bytes | None:
-        """None: it is too long."""
-        if "chunked" in self.headers.get("Transfer-Encoding", "").lower():
-            parts, total = [], 0
-            while length := int(self.rfile.readline().partition(b";")[0].strip() or b"0", 16):
-                parts.append(self.rfile.read(length))
-                self.rfile.readline()
-                total += length
-                if total > MAX_BODY:
-                    return None
-            while self.rfile.readline().strip():
-                pass
-            return b"".join(parts)
-        length = int(self.headers.get("Content-Length") or 0)
-        return None if length > MAX_BODY else self.rfile.read(length)
+    # ------------------------------------------------------------------ the server's answer
 
-    def _answer(
-        self, proxy: RecordingProxy, number: int, entry: dict[str, Any], body: bytes
-    ) -> None:
-        response = entry["response"]
-        onward = http.client.HTTPConnection("127.0.0.1", proxy.port)
+    def _answer(self, number: int, request: KeptRequest) -> None:
+        onward = http.client.HTTPConnection("127.0.0.1", self.server.proxy.port)
         try:
-            path = self.path if self.path.startswith("/") else "/" + self.path.split("/", 3)[-1]
-            onward.putrequest(self.command, path, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in _HOP:
-                    onward.putheader(name, value)
-            sent = proxy.served_name(body)
-            if sent or self.command in ("POST", "PUT", "PATCH"):
-                onward.putheader("Content-Length", str(len(sent)))
-            onward.endheaders(sent or None)
+            self._send_on(onward, request.body)
             if not self._waited(onward):
-                response["_error"] = CLIENT_LEFT
+                request.error = CLIENT_LEFT
                 self.close_connection = True
                 return
             answer = onward.getresponse()
-        except (OSError, http.client.HTTPException):
-            response["_error"] = SERVER_CLOSED
+            self._relay(number, request, answer)
+        except (OSError, ValueError, http.client.HTTPException):
+            # ValueError: what a server sends as a number, and is none.
+            request.error = SERVER_CLOSED
             self.close_connection = True  # as the server did
-            return
-        try:
-            self._relay(proxy, number, response, answer)
         finally:
             onward.close()
+
+    def _send_on(self, onward: http.client.HTTPConnection, body: KeptBytes) -> None:
+        """Send the request with the served model's name. Raises OSError, HTTPException."""
+        path = self.path if self.path.startswith("/") else "/" + self.path.split("/", 3)[-1]
+        begin, name, end = self._name_in(body)
+        length = body.length - (end - begin) + len(name)
+        onward.putrequest(self.command, path, skip_accept_encoding=True)
+        for header, value in self.headers.items():
+            if header.lower() not in _HOP:
+                onward.putheader(header, value)
+        if length or self.command in ("POST", "PUT", "PATCH"):
+            onward.putheader("Content-Length", str(length))
+        onward.endheaders()
+        for piece in body.between(0, begin):
+            onward.send(piece)
+        if name:
+            onward.send(name)
+        for piece in body.between(end, body.length):
+            onward.send(piece)
+
+    def _name_in(self, body: KeptBytes) -> tuple[int, bytes, int]:
+        proxy = self.server.proxy
+        alone = body.length > _SEARCHED_ALONE
+        with proxy.searched_alone if alone else contextlib.nullcontext():
+            return proxy.name_in(body.whole())
 
     def _waited(self, onward: http.client.HTTPConnection) -> bool:
         """Whether the server answers; False: the client has gone before."""
         client = self.connection
+        both = select.poll()  # select() takes no file descriptor above 1023
+        both.register(onward.sock, select.POLLIN)
+        both.register(client, select.POLLIN)
         while True:
-            ready, _, _ = select.select([onward.sock, client], [], [])
-            if onward.sock in ready:
+            ready = {handle for handle, _ in both.poll()}
+            if onward.sock.fileno() in ready:
                 return True
-            if not client.recv(1, socket.MSG_PEEK):
+            try:
+                if not client.recv(1, socket.MSG_PEEK):
+                    return False
+            except OSError:
                 return False
             time.sleep(LOOK_S)  # it already sends its next request
 
-    def _relay(
-        self,
-        proxy: RecordingProxy,
-        number: int,
-        response: dict[str, Any],
-        answer: http.client.HTTPResponse,
-    ) -> None:
-        kept, total, left, closed = [], 0, False, ""
-        response["status"] = answer.status
+    def _relay(self, number: int, request: KeptRequest, answer: http.client.HTTPResponse) -> None:
+        """Send the answer on, piece by piece, and record its beginning."""
+        left, closed = False, ""
+        request.status = answer.status
+        request.content_type = (answer.getheader("Content-Type") or "")[:1000]
+        request.answered = True
         known = answer.length is not None
+        keeps = True
         try:
-            self.send_response_only(answer.status, answer.reason)
-            for name, value in answer.getheaders():
-                if name.lower() not in _HOP:
-                    self.send_header(name, value)
-            self.send_header(*_framing(answer.length))
-            self.end_headers()
-        except OSError:
+            self._send_head(answer)
+        except (OSError, ValueError):
             left = True
         while not left:
             try:
                 piece = answer.read1(PIECE)
-            except (OSError, http.client.HTTPException):
+            except (OSError, ValueError, http.client.HTTPException):
                 closed = SERVER_CLOSED
                 break
             if not piece:
                 closed = SERVER_CLOSED if answer.length else ""
                 break
-            proxy.moved(number)
-            if total < MAX_ANSWER:
-                kept.append(piece)
-            total += len(piece)
-            try:
-                self.wfile.write(piece if known else b"%x\r\n%s\r\n" % (len(piece), piece))
-            except OSError:
-                left = True
+            self.server.proxy.moved(number)
+            keeps = keeps and self._keep(request.answer, piece)
+            left = not self._sent(piece if known else b"%x\r\n%s\r\n" % (len(piece), piece))
         if not (left or closed or known) and self.command != "HEAD":
-            with contextlib.suppress(OSError):
-                self.wfile.write(b"0\r\n\r\n")
+            self._sent(b"0\r\n\r\n")
+        with contextlib.suppress(RecordingFull):
+            request.answer.close()
         self.close_connection = self.close_connection or left or bool(closed)
-        response["_error"] = CLIENT_LEFT if left else closed
-        kind = answer.getheader("Content-Type") or ""
-        response["content"] = {"mimeType": kind, **_text(b"".join(kept))}
+        request.error = CLIENT_LEFT if left else closed
+
+    def _keep(self, kept: KeptBytes, piece: bytes) -> bool:
+        """Record a piece of an answer; False: it has reached its bound, or the recording has."""
+        try:
+            if kept.length >= MAX_ANSWER:
+                raise RecordingFull
+            kept.add(piece)
+        except RecordingFull:
+            self.server.proxy.cut += 1
+            return False
+        return True
+
+    def _sent(self, data: bytes) -> bool:
+        """Whether the client takes it."""
+        try:
+            with self._by_when():
+                self.wfile.write(data)
+        except OSError:
+            return False
+        return True
+
+    def _send_head(self, answer: http.client.HTTPResponse) -> None:
+        """Raises OSError."""
+        headers: list[tuple[str, str]] = [
+            (name, value) for name, value in answer.getheaders() if name.lower() not in _HOP
+        ]
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in [*headers, _framing(answer.length)]:
+            self.send_header(name, value)
+        self.end_headers()
 
 
 def _framing(length: int | None) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
@@ -13,7 +14,7 @@ from fake_player import NO_START, FakePlayer, Fakes, fake_judge, unnamed
 from mmrepro.base.errors import UsageError
 from mmrepro.failure.documents.replay import REPLAY_FILE, Replay
 from mmrepro.reports.replay import KIND, write_replay
-from mmrepro.reports.repro import COMMENT_FILE
+from mmrepro.reports.repro import COMMENT_FILE, comment as comment_of
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.player import RECORDED
 from mmrepro.search.repro import session as sessions
@@ -175,7 +176,39 @@ def test_a_client_that_sends_nothing_tests_nothing(tmp_path: Path) -> None:
     assert player.plays == 0
     assert made.report is not None
     assert made.report.verdict == "nothing-tested"
-    assert "ImportError: no x" in made.report.said
+    assert "ImportError" in made.report.said
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["ImportError: velmortin", "velmortin", "AcmeError: velmortin", "x\nvelmortin: x", "Velmortin"],
+)
+def test_nothing_that_a_client_prints_is_in_the_comment(last: str, tmp_path: Path) -> None:
+    lines = [*(f"line {n}" for n in range(100)), "HF_TOKEN is set to hunterly", "w" * 9000, last]
+    player = RecordingPlayer(engine("200"), sent=0, output="\n".join(lines))
+    _, _, out = reproducing(tmp_path, player, release="0.23.0")
+    comment = (out / COMMENT_FILE).read_text()
+    assert "Nothing tested" in comment
+    assert "velmortin" not in comment.lower()
+    report = (out / "replay.md").read_text()
+    assert "hunterly" not in report, "the report shows it, redacted"
+    assert "line 99" in report
+    assert "line 9\n" not in report
+    assert "w" * 300 not in report
+
+
+def test_a_comment_is_bounded_and_nothing_in_it_is_markdown_of_others(tmp_path: Path) -> None:
+    _, made, _ = reproducing(tmp_path, RecordingPlayer(engine("403")), release="0.23.0")
+    assert made.report is not None
+    foreign = "</details> ![x](http://h/x) HF_TOKEN is set to velmortin " + "word " * 9000
+    made.report.said = foreign
+    made.answers[0].words, made.answers[0].path = foreign, "/v1/` ![x](http://h/x)"
+    comment = comment_of(made)
+    assert "velmortin" not in comment
+    assert len(comment) < 5000
+    prose = re.sub(r"(`+).+?\1", "", comment)
+    assert "![x]" not in prose
+    assert "</details>" not in prose
 
 
 def test_a_report_that_only_a_gpu_can_show_starts_nothing(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
             Claim(),
             {"output": "Traceback\nModuleNotFoundError: No module named 'x'"},
             "nothing-tested",
-            "the client sent no request; it printed: ModuleNotFoundError",
+            "no request was sent; its client ended with ModuleNotFoundError",
         ),
         (Claim(), {"answers": [answer("200")], "replaced": [FLAG]}, "needs-hardware", "fp8"),
         (Claim(), {"findings": [finding(S)], "replaced": [FLAG]}, "reproduced", ""),

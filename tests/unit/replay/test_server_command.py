@@ -139,9 +139,9 @@ def test_what_the_parser_of_a_release_lacks_is_reported(tmp_path: Path) -> None:
     )
     known = options_of("vllm", tmp_path)
     assert known["--async-scheduling"]
-    text = "vllm serve m --max-num-seq 2 --no-async-scheduling --scheduling-policy fcfs"
+    text = "vllm serve m --max-num-seqz 2 --no-async-scheduling --scheduling-policy fcfs"
     (note,) = translated(parse(text), known, "").notes
-    assert "--max-num-seq." in note
+    assert "--max-num-seqz." in note
     assert "Did you mean --max-num-seqs?" in note
 
 
