@@ -131,7 +131,9 @@ def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Reju
     from mmrepro.scenario.registry import as_run
 
     read = load(incident) if isinstance(incident, str | Path) else incident
-    return rejudge(read, as_run(str(scenario) or read.scenario.name, read.scenario.variant))
+    name, ran = str(scenario), read.scenario
+    # A file is run where the caller names it, and never where the incident does.
+    return rejudge(read, as_run(name or ran.name, ran.variant, trust=bool(name)))
 
 
 def load(place: str | Path) -> Incident:

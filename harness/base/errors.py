@@ -5,6 +5,7 @@
     - UnknownScenario
     - UnknownRelease
     - BrokenScenario
+    - UntrustedFile
     - UnwritableOutput
     - BadIncident
     - BadLedger
@@ -80,6 +81,10 @@ class UnknownRelease(UsageError):
 
 class BrokenScenario(UsageError):
     """A scenario file that cannot be loaded, or whose definition contradicts itself."""
+
+
+class UntrustedFile(UsageError):
+    """Python that would have to be run to be read, and that nobody has said to trust."""
 
 
 class UnwritableOutput(UsageError):

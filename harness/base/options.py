@@ -68,6 +68,8 @@ class Option:
         distinct: a value that is given twice counts once.
         own: only one command has it: it has no variable, and its key is in that command's table.
         configurable: False: it has no key and no variable.
+        runs_code: its value decides which code runs, here or in a server. A file that is only found
+            does not set it, and neither does a campaign that somebody else wrote down.
         names: what its words name, which a shell completes: a ``scenario``, an ``engine``, a
             ``release``; or what lies here: an ``incident``, a ``campaign``, a ``record`` (either),
             for which a number, an id and ``last`` stand as well.
@@ -95,6 +97,7 @@ class Option:
     distinct: bool = False
     own: bool = False
     configurable: bool = True
+    runs_code: bool = False
     names: str = ""
     variable: str = ""
     read: Callable[[str], Any] | None = None

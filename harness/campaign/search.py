@@ -28,7 +28,7 @@ from mmrepro.campaign.schedule import Estimates, Group
 from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import Began, CellRun, Order, Place, lost
 from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.folder import new_folder, prepared
+from mmrepro.failure.documents.folder import new_folder, prepared, refuse_taken
 from mmrepro.failure.documents.ledger import LEDGER_FILE, Attempt, Cell, Night, NightState, Planned
 from mmrepro.failure.documents.searches import SearchDocument
 from mmrepro.history.ledger import History, Ledger
@@ -435,4 +435,6 @@ class CellSearch(Search[CellDocumentT, Attempt]):
             except (OSError, ValidationError):
                 old = None
             self.check(out, old)
+        else:
+            refuse_taken(out)
         return prepared(out)

@@ -35,7 +35,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start ``mmrepro ARGUMENTS``; as :func:`spawn_program`. What a file or a variable says of
     options is in the arguments already, where it holds."""
-    command = [sys.executable, "-m", "mmrepro", *arguments]
+    # -P: the current folder may be a stranger's, and nothing is imported from it.
+    command = [sys.executable, "-P", "-m", "mmrepro", *arguments]
     return spawn_program(command, {**variables, **ONLY_ARGUMENTS}, **how)
 
 
@@ -124,6 +125,8 @@ TIMEOUT_S = 600.0
 BUILD_S = 1800.0
 """For the environment, before a run's own time limit begins."""
 LAST_WORDS = 2000
+ENDED_SILENTLY = "mmrepro run ended with"
+"""Before the exit code of a run that left nothing and said nothing: its scenario ended it."""
 
 
 class Making(Protocol):
@@ -281,7 +284,7 @@ def outcome_of(incident: Incident | None, code: int | None, words: str) -> dict[
     """
     if incident is None:
         kind = Lost.USAGE if code == ExitCode.USAGE else Lost.INFRASTRUCTURE
-        return {"lost": kind, "error": words or f"mmrepro run ended with {code}"}
+        return {"lost": kind, "error": words or f"{ENDED_SILENTLY} {code}"}
     verdict = incident.verdict
     told: dict[str, object] = {
         "key": incident.key,

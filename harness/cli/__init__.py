@@ -30,18 +30,38 @@ RUN_MODULES = (
     "yaml",
 )
 """What the extra ``run`` of pyproject.toml installs."""
+END_S = 3.0
+"""Time for an interpreter to end, after a command has."""
 DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 
 
+def program() -> None:
+    """Entry point of the program ``mmrepro``: :func:`main`, and then the process ends.
+
+    An interpreter waits for all threads, and runs what was registered for its end. A scenario's
+    file may have started a thread that never ends.
+    """
+    import os
+    import threading
+
+    try:
+        main()
+    except SystemExit as ended:
+        watch = threading.Timer(END_S, os._exit, (ended.code,))
+        watch.daemon = True  # it goes on while the interpreter waits for others
+        watch.start()
+        raise
+
+
 def main() -> None:
-    """Entry point of ``mmrepro``: one sentence for an error, never a traceback."""
+    """Run the command that ``sys.argv`` holds: one sentence for an error, never a traceback."""
     # Importing makes many objects and no garbage: looking for it took a quarter of a diagnosis.
     gc.set_threshold(100_000)
     # An interpreter that ends looks through all of them again: up to 0.3 s of a command.
     atexit.register(gc.freeze)
     streams = Streams()
     try:
-        code = streams.settle(_for_git(_run(streams)))
+        code = _for_git(streams.settle(_run(streams)))
     except KeyboardInterrupt:  # a second Ctrl-C, while the first one was handled
         code = ExitCode.INTERRUPTED
     sys.exit(code)
@@ -55,7 +75,7 @@ def _run(streams: Streams) -> int:
         return ExitCode.INFRASTRUCTURE
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _interrupt)
+            signal.signal(number, interrupt)
         from mmrepro.cli.app import app
 
         code = app(prog_name="mmrepro", standalone_mode=False)
@@ -152,7 +172,7 @@ def _say(text: str) -> None:
         sys.stderr.write(text + "\n")
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     """End the command as Ctrl-C does. A second such signal must not cut short what the first began:
     the engine is ended, and what was collected is written."""
     for one in (signal.SIGTERM, signal.SIGHUP):

@@ -65,15 +65,17 @@ def _execute(asked: AcceptCommand, out: Path, device: Device, gpu: Choice) -> Ex
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, finish
     from mmrepro.failure.documents.acceptance import Acceptance, PartRecord
-    from mmrepro.failure.documents.folder import prepared
+    from mmrepro.failure.documents.folder import prepared, refuse_taken
     from mmrepro.reports import write_reports
     from mmrepro.reports.acceptance import KIND
     from mmrepro.reports.documents import keep
 
     earlier = _earlier(out, device, resume=asked.resume)
-    folder = prepared(out)
     known = earlier.parts if earlier else []
     parts = chosen(asked.only or ([part.part for part in known] if asked.resume else ()))
+    if earlier is None:
+        refuse_taken(out, [part.name for part in parts])
+    folder = prepared(out)
     # One summary of a folder, whatever parts each command was asked for.
     records = {part.name: PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts}
     records |= {part.part: part for part in known}

@@ -1,7 +1,7 @@
 """The root command. Each of its subcommands is imported when it is asked for: ``--help``, and a
 shell that completes a name, need none of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from mmrepro import __version__
 from mmrepro.base.errors import INSTALL_RUN, UsageError, did_you_mean
+from mmrepro.base.options import Command
 from mmrepro.cli import RUN_MODULES, missing_extra
 from mmrepro.cli.options import DeclaredCommand
 from typer._click.shell_completion import CompletionItem
@@ -115,6 +116,15 @@ def _command(name: str, where: str, about: str) -> Any:
         return command
     app.command(name, cls=DeclaredCommand, short_help=about)(found)
     return typer.main.get_command(app)
+
+
+def declared_command(words: Sequence[str]) -> type[Command]:
+    """The options of the command that ``words`` begin with: ``matrix run …``, ``ablate …``."""
+    command = _command(words[0], *COMMANDS[words[0]])
+    if not hasattr(command.callback, "options"):  # a group of commands
+        command = command.commands[words[1]]
+    made: type[Command] = command.callback.options
+    return made
 
 
 app = typer.Typer(

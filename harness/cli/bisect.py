@@ -93,12 +93,13 @@ def bisect_run(asked: BisectRunCommand) -> None:
     from contextlib import ExitStack
 
     from mmrepro.base.text.sanitize import one_line
+    from mmrepro.campaign.bisect.apart import tested_apart
     from mmrepro.campaign.bisect.once import tested
     from mmrepro.campaign.trial import ByRun
     from mmrepro.cli.console import emit
     from mmrepro.failure.documents.folder import prepared
 
-    case, loaded = _what(asked)
+    case, loaded = _what_apart(asked)
     with ExitStack() as kept:
         if asked.out is None:
             root = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="mmrepro-bisect-")))
@@ -106,8 +107,11 @@ def bisect_run(asked: BisectRunCommand) -> None:
             root = prepared(asked.out)
         if case is not None:
             asked = replace(asked, scenario=case.name)
-        making = case.making(root / CASE_DIR) if case is not None else ByRun()
-        made = tested(loaded, asked, making, root)
+        if loaded is None:
+            made = tested_apart(asked, root)
+        else:
+            making = case.making(root / CASE_DIR) if case is not None else ByRun()
+            made = tested(loaded, asked, making, root)
     if asked.json:
         emit(made, "bisect-run")
     elif asked.quiet:
@@ -127,8 +131,6 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
             scenario has; as ``check``.
     """
     from mmrepro.base.errors import UsageError
-    from mmrepro.runs.start import check
-    from mmrepro.scenario.registry import load_scenario
     from mmrepro.search.replay.bisected import subject
 
     if getattr(asked, "measure", ""):
@@ -138,15 +140,7 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     else:
         case = subject(asked.scenario)
     if case is None:
-        scenario = load_scenario(asked.scenario).with_variant(asked.variant)
-        check(scenario, asked.run)
-        for name in asked.mitigations:
-            if release := scenario.mitigation(name).release:
-                raise UsageError(
-                    f"The mitigation {name!r} is another release, {release}: a point of its own.",
-                    hint=f"mmrepro bisect {asked.scenario}",
-                )
-        return None, scenario
+        return None, scenario_of(asked)
     own = ["variant", "mitigations", "options"]
     if case.contents is None:  # a recording has no server of its own
         own.append("server_args")
@@ -160,6 +154,37 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     if getattr(asked, "ray", ""):
         raise UsageError("A case is replayed on this machine: --ray is for scenarios.")
     return case, case.scenario
+
+
+def _what_apart(asked: BisectRunCommand) -> tuple[Subject | None, Scenario | None]:
+    """As :func:`_what`; a scenario that is not mmrepro's own is None: it is not loaded here."""
+    from mmrepro.scenario.registry import comes_with_mmrepro, is_file_name, scenario_names
+
+    name = asked.scenario
+    if is_file_name(name) or (name in scenario_names() and not comes_with_mmrepro(name)):
+        return None, None
+    return _what(asked)
+
+
+def scenario_of(asked: BisectCommand | BisectRunCommand) -> Scenario:
+    """The scenario that is meant; its file, if it is one, is run.
+
+    Raises:
+        UsageError: no such scenario or variant; a mitigation that is a release; as ``check``.
+    """
+    from mmrepro.base.errors import UsageError
+    from mmrepro.runs.start import check
+    from mmrepro.scenario.registry import load_scenario
+
+    scenario = load_scenario(asked.scenario).with_variant(asked.variant)
+    check(scenario, asked.run)
+    for name in asked.mitigations:
+        if release := scenario.mitigation(name).release:
+            raise UsageError(
+                f"The mitigation {name!r} is another release, {release}: a point of its own.",
+                hint=f"mmrepro bisect {asked.scenario}",
+            )
+    return scenario
 
 
 def print_plan(expected: BisectionPlan, console: Console) -> None:

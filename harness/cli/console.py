@@ -10,6 +10,7 @@ import typer
 from mmrepro.base.units import size
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from mmrepro.engines.environments.spec import EnvironmentSpec
@@ -141,3 +142,10 @@ def _announce(spec: EnvironmentSpec, *, yes: bool) -> None:
         raise InfrastructureError(
             f"{name} was not downloaded: the answer was no.", hint="--yes downloads without asking"
         )
+
+
+def while_reading() -> AbstractContextManager[object]:
+    """Says on a terminal that something is read, until the block ends; nothing elsewhere."""
+    from rich.console import Console
+
+    return Console(stderr=True).status("reading; Ctrl-C ends it")

@@ -45,7 +45,7 @@ def demo(asked: DemoCommand) -> None:
     from mmrepro.reports.incident import KIND
     from mmrepro.reports.terminal import print_page
     from mmrepro.runs.judge import rejudge
-    from mmrepro.scenario.registry import load_scenario
+    from mmrepro.scenario.registry import known_scenario
 
     with as_file(files("mmrepro.cli") / RECORDING) as recording:
         recorded = read_listed(recording, FILE)
@@ -59,7 +59,7 @@ def demo(asked: DemoCommand) -> None:
     write_file(stored, recorded.decode())
     incident = load(asked.out)
     name = incident.scenario.name
-    found = rejudge(incident, load_scenario(name))
+    found = rejudge(incident, known_scenario(name, trust=False))
     again = "which differs from" if found.differs else "as at the end of"
     typer.echo(
         f"A recorded run, judged again now by its {len(found.parts)} conditions and claims: "

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmrepro.engines.environments.wheelhouse.plan import Planned
 
 MAX_LIST_BYTES = 4 << 20
+MAX_PROBLEMS = 20
 LARGEST = 12  # packages in the table of a wheelhouse; --json has all
 
 app = typer.Typer(
@@ -105,9 +106,13 @@ class EnvCreateCommand(Command):
         None,
         "Build it from this folder, made by `mmrepro env wheelhouse`, without a network.",
         "DIR",
+        runs_code=True,
     )
     python: str = option(
-        "", "With --wheelhouse: the interpreter, e.g. the one that has torch.", "PYTHON"
+        "",
+        "With --wheelhouse: the interpreter, e.g. the one that has torch.",
+        "PYTHON",
+        runs_code=True,
     )
     system_site_packages: bool = option(
         False,
@@ -162,6 +167,48 @@ def create(asked: EnvCreateCommand) -> None:
         f"{title}: {words}, {len(made.packages)} packages as of {made.resolved_until[:10]}"
     )
     print(made.path)
+
+
+@dataclass(frozen=True)
+class EnvVerifyCommand(Command):
+    COMMAND: ClassVar[str] = "env verify"
+    engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)
+    release: str = common.RELEASE("", help="Only this release of it.", shown="", argument=True)
+
+
+@app.command(cls=DeclaredCommand)
+@command(EnvVerifyCommand)
+def verify(asked: EnvVerifyCommand) -> None:
+    """Compare installed files with the hashes that their wheels brought, packages with the lock.
+
+    Exit code 1: something is damaged, changed, added or lost. Nothing of an environment is run.
+
+    Example: mmrepro env verify vllm 0.23.0
+    """
+    from mmrepro.base.errors import UsageError
+    from mmrepro.engines.environments import store
+    from mmrepro.engines.environments.verify import verify as verify_environment
+
+    folders = [
+        one.path
+        for one in store.list_environments(sizes=False)
+        if asked.engine in ("", one.manifest.engine) and asked.release in ("", one.manifest.release)
+    ]
+    if not folders:
+        raise UsageError("There is no such environment.", hint="mmrepro env list")
+    sound = True
+    for folder in folders:
+        found = verify_environment(folder)
+        sound = sound and found.sound
+        words = "as their wheels have them" if found.sound else f"{len(found.problems)} problems"
+        print(f"{found.name}: {found.files:,} files {words}, {found.unverified:,} without a hash")
+        for problem in found.problems[:MAX_PROBLEMS]:
+            print(f"  {problem}")
+        if len(found.problems) > MAX_PROBLEMS:
+            print(f"  and {len(found.problems) - MAX_PROBLEMS} more")
+    if not sound:
+        print("Build them again: mmrepro env prune ENGINE RELEASE, then mmrepro env create")
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)

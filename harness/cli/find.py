@@ -117,6 +117,8 @@ def _in_file(path: Path) -> list[Found]:
     import tempfile
 
     from mmrepro.base.errors import UsageError
+    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.cli.console import while_reading
     from mmrepro.failure.documents.cause import CauseClass
     from mmrepro.live.diagnose.log_reading import NO_CAUSE, matched_in, read_logs
     from mmrepro.probes.data import DumpKind, LogPattern
@@ -128,7 +130,7 @@ def _in_file(path: Path) -> list[Found]:
     classes = {entry.name: entry for entry in entries if entry.kind == "class"}
     failures = [entry for entry in entries if entry.kind != "class"]
     patterns = {p.regex: LogPattern(p.regex, *p.texts) for e in failures for p in e.patterns}
-    with tempfile.TemporaryDirectory(prefix="mmrepro-find-") as folder:
+    with while_reading(), tempfile.TemporaryDirectory(prefix="mmrepro-find-") as folder:
         [file] = kept([path], Path(folder))
         kind = kind_of(file)
         if kind is DumpKind.REQUESTS:
@@ -136,6 +138,8 @@ def _in_file(path: Path) -> list[Found]:
         if kind is not None:
             return search(text_of(file), entries)
         reading = read_logs([file], alone=True, deadline_s=DEADLINE_S, more=patterns)
+        for why in reading.log.unread.values():
+            typer.echo(one_line(f"{path}: {why}.", 300), err=True)
         cause = reading.cause
         if cause.name is CauseClass.NOT_A_LOG:
             return search(text_of(file), entries)

@@ -214,6 +214,40 @@ class ResumeCommand(Command):
     more: tuple[str, ...] = option(
         (), "After --: options of its own command.", "[-- OPTIONS]", argument=True
     )
+    trust: bool = common.TRUST(
+        False, help="Run the FILE.pys and options for servers that the folder names. Read it first."
+    )
+
+
+def _code_in(written: Sequence[str]) -> str:
+    """The first word of a recorded command that decides which code runs; "": none does.
+
+    A campaign's folder may be somebody else's, and so is the command in it.
+    """
+    from mmrepro.base.options import declared
+    from mmrepro.cli.app import declared_command
+    from mmrepro.scenario.registry import is_file_name
+
+    made = declared_command(written)
+    # --trust is such an option too: nobody says it for who resumes.
+    dangerous: set[str] = set()
+    for one in declared(made):
+        if one.option.runs_code:
+            dangerous.update(one.name.split("/"))
+    dangerous.discard("--box")  # the other word of its switch does without one
+    for word in written:
+        name, _, value = word.partition("=")
+        if name in dangerous or is_file_name(word) or is_file_name(value):
+            return word
+    return ""
+
+
+def _trusting(written: Sequence[str], asked: ResumeCommand) -> list[str]:
+    """``--trust``, for a command that asks for it again: the ledger of a matrix names files too."""
+    from mmrepro.cli.app import declared_command
+
+    takes_it = hasattr(declared_command(written), "trust")
+    return ["--trust"] if asked.trust and takes_it and "--trust" not in written else []
 
 
 @command(ResumeCommand)
@@ -223,11 +257,18 @@ def resume(asked: ResumeCommand) -> None:
 
     Example:  mmrepro resume nights -- --budget 1h
     """
+    from mmrepro.base.errors import UntrustedFile
     from mmrepro.base.text.sanitize import one_line
     from mmrepro.cli.app import app
     from mmrepro.failure.documents.listing import resume_words
 
-    words = [*resume_words(asked.folder), *asked.more]
+    written = resume_words(asked.folder)
+    if not asked.trust and (code := _code_in(written)):
+        raise UntrustedFile(
+            f"The campaign in {asked.folder} was written with {one_line(code, 200)}, which decides "
+            "which code runs here."
+        )
+    words = [*written, *_trusting(written, asked), *asked.more]
     typer.echo(one_line(shlex.join(["mmrepro", *words]), 2000), err=True)
     code = app(words, prog_name="mmrepro", standalone_mode=False)
     raise typer.Exit(code if isinstance(code, int) else 0)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, Command, option
-from mmrepro.cli.console import emit, table_console
+from mmrepro.cli.console import emit, table_console, while_reading
 from mmrepro.cli.options import command
 
 
@@ -38,9 +38,9 @@ def logs(asked: LogsCommand) -> None:
     from mmrepro.failure.documents.published import published
     from mmrepro.live.diagnose.log_reading import read_logs
 
-    reading = published(
-        read_logs(asked.files, asked.engine, alone=asked.alone, deadline_s=asked.deadline)
-    )
+    with while_reading():
+        read = read_logs(asked.files, asked.engine, alone=asked.alone, deadline_s=asked.deadline)
+    reading = published(read)
     if asked.json:
         emit(reading)
     else:

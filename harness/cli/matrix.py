@@ -64,6 +64,7 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     from mmrepro.campaign.matrix.plan import dry_run_of, night_of, planned_of
     from mmrepro.campaign.matrix.session import begin, unfinished
     from mmrepro.cli.sources import released
+    from mmrepro.failure.documents.folder import refuse_taken
     from mmrepro.failure.documents.ledger import LEDGER_FILE
     from mmrepro.history.ledger import Ledger, read
 
@@ -84,11 +85,14 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     planned, notes = ([], []) if asked.resume else planned_of(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
+    if not (folder / LEDGER_FILE).is_file():
+        refuse_taken(folder)
     night = night_of(asked, settings)
     jobs = asked.jobs if settings.ray else settings.jobs
     with placed(jobs, settings.ray) as where, Ledger(folder) as ledger:
         runs = unfinished(ledger) if asked.resume else begin(ledger, night, planned)
         if runs is not None:
+            _refuse_files(runs, asked)
             for note in notes:
                 _line(console, f"Left out: {note}.")
             return _run(ledger, runs, asked, given, settings, where, notes, console)
@@ -100,6 +104,16 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
             )
         excused = _excused(settings, newest, console)
         return _print_ended(Ended(ledger.history, newest, folder, excused), asked, console)
+
+
+def _refuse_files(runs: NightRuns, asked: MatrixRunCommand) -> None:
+    """Raises UntrustedFile: the ledger, whoever wrote it, names a Python file to be run."""
+    from mmrepro.scenario.registry import is_file_name, known_scenario
+
+    for planned in runs.planned.values():
+        name = planned.cell.scenario
+        if is_file_name(name) and not asked.runs_file(name):
+            known_scenario(name, trust=False)
 
 
 def _run(

@@ -125,12 +125,13 @@ def _from(asked: NewCommand) -> Written:
     Raises:
         BadIncident: ``asked.source`` is no finding.
         UsageError: --engine or --release are given, it has no traffic that a scenario could send,
-            or a file is there.
+            its server has what a file may not set, or a file is there.
         UnwritableOutput: they cannot be written.
     """
     from mmrepro.base.machine.files import write_file
     from mmrepro.failure.documents.finding import load as load_finding
     from mmrepro.search.replay.scenario_file import scenario_facts
+    from mmrepro.search.replay.unlisted import refuse_unlisted
     from mmrepro.traffic.case.files import read_contents, write_case
 
     assert asked.source is not None
@@ -148,6 +149,8 @@ def _from(asked: NewCommand) -> Written:
             f"{source} has no requests that a scenario could send: {finding.finding_class}.",
             hint=f"mmrepro report {source}",
         )
+    # A model that is none of the tiny ones is not named in what is written.
+    refuse_unlisted(case.server, source, ("model",), command=f"mmrepro replay {source}")
     files = file, folder = asked.out / f"{asked.module}.py", asked.out / f"{asked.module}_case"
     text = _filled("scenario_from.py.j2", scenario_facts(finding, case, name))
     contents = read_contents(case, found.folder)
@@ -218,6 +221,9 @@ def _check_name(name: str) -> None:
 
 
 def _filled(template: str, facts: dict[str, Any]) -> str:
+    import json
+    from functools import partial
+
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(  # noqa: S701 - Python is written, not HTML
@@ -226,4 +232,6 @@ def _filled(template: str, facts: dict[str, Any]) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
+    # What a finding's file says is data, whoever wrote it: in the scenario it is a literal.
+    environment.filters["literal"] = partial(json.dumps, ensure_ascii=False)
     return environment.get_template(template).render(facts)

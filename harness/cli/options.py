@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from mmrepro.base.common_options import RANK_OPTIONS
-from mmrepro.base.errors import UsageError, did_you_mean
+from mmrepro.base.errors import UntrustedFile, UsageError, did_you_mean
 from mmrepro.base.machine.configured import Configured
 from mmrepro.base.options import (
     GROUPS,
@@ -42,7 +42,14 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
     def decorate(execute: Callable[[C], None]) -> Callable[..., None]:
         @wraps(execute)
         def call(ctx: typer.Context, **values: Any) -> None:
-            execute(_options(made, ctx, values))
+            asked = _options(made, ctx, values)
+            try:
+                execute(asked)
+            except UntrustedFile as error:
+                if hasattr(asked, "trust"):
+                    again = asked.command_line(trust=True)
+                    error.hint = f"read it yourself first, then: {again}"
+                raise
 
         context = inspect.Parameter(
             "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context

@@ -245,6 +245,7 @@ class JudgeCommand(Command):
         configurable=False,
         names="scenario",
     )
+    trust: bool = common.TRUST(False)
     verbose: bool = common.VERBOSE(False, help="Print all conditions, those as recorded as well.")
     json: bool = common.JSON(False)
 
@@ -264,7 +265,7 @@ def judge(asked: JudgeCommand) -> None:
     judged: list[tuple[Path, Incident, Rejudged]] = []
     for path in asked.incidents:
         incident = load(path)
-        judged.append((path, incident, rejudge(incident, _scenario(incident, asked.scenario))))
+        judged.append((path, incident, rejudge(incident, _scenario(incident, asked))))
     if asked.json:
         emit(JudgeDocument(judged=[JudgedAgain.of(*one) for one in judged]))
     else:
@@ -273,19 +274,23 @@ def judge(asked: JudgeCommand) -> None:
         raise typer.Exit(1)
 
 
-def _scenario(incident: Incident, given: str) -> Any:
-    """Raises UsageError: it is none of those that are known, and none was given."""
-    from mmrepro.base.errors import UnknownScenario
+def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
+    """Raises UsageError: it is none of those that are known, and none was given.
+
+    A file that the incident names is never run: whoever wrote the incident chose that name.
+    """
+    from mmrepro.base.errors import UnknownScenario, UntrustedFile
     from mmrepro.scenario.registry import as_run
 
+    given, ran = asked.scenario, incident.scenario
     try:
-        return as_run(given or incident.scenario.name, incident.scenario.variant)
-    except UnknownScenario as error:
+        return as_run(given or ran.name, ran.variant, trust=bool(given) and asked.trust)
+    except (UnknownScenario, UntrustedFile) as error:
         if given:
             raise
         raise UsageError(
             f"{incident.scenario.name} is no scenario that is known here.",
-            hint=f"mmrepro judge {incident.incident_dir} --scenario FILE.py",
+            hint=f"mmrepro judge {incident.incident_dir} --scenario FILE.py --trust",
         ) from error
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmrepro.failure.signature import Condition
     from mmrepro.reports.blocks import Inline, Page
     from mmrepro.scenario.definition import Scenario
+    from mmrepro.scenario.reading import DeclaredScenario
     from mmrepro.tools.catalogue.recorded import RecordedRun
     from mmrepro.tools.catalogue.standing import Newest, Standing
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 class ListCommand(Command):
     COMMAND: ClassVar[str] = "list"
     scenarios: tuple[str, ...] = common.SCENARIOS(())
+    trust: bool = common.TRUST(False)
     alive: bool = option(False, "Which are still unfixed in the newest release, by recorded runs.")
     markdown: bool = common.MARKDOWN(False)
     ledger: Path | None = common.LEDGER(
@@ -58,43 +60,54 @@ def list_scenarios(asked: ListCommand) -> None:
             hint="mmrepro list --alive --ledger nights",
         )
     if alive:
-        _alive(names, asked.ledger, as_json=asked.json, full=asked.full)
+        _alive(asked)
         return
     if markdown:
         from mmrepro.tools.catalogue.standing import known, page
 
-        failures, broken = known(_recorded(asked.ledger), names)
+        failures, broken = known(_recorded(asked.ledger), names, trust=asked.trust)
         for error in broken.values():
             raise error
         typer.echo(page(failures), nl=False)
         return
     if asked.json:
         from mmrepro.scenario.registry import scenario_names
-        from mmrepro.tools.catalogue.documents import ListDocument, listed
+        from mmrepro.tools.catalogue.documents import ListDocument
 
-        facts = [
-            {"name": name, "error": one.message} if isinstance(one, BrokenScenario) else listed(one)
-            for name in names or scenario_names()
-            for one in [_loaded(name)]
-        ]
+        facts = [_facts(name, asked.trust) for name in names or scenario_names()]
         emit(ListDocument(scenarios=facts))
         return
     print_rows(
-        [("scenario", "engine", "affected", "default", "what happens"), *_rows(names)], spare=(3, 1)
+        [("scenario", "engine", "affected", "default", "what happens"), *_rows(names, asked.trust)],
+        spare=(3, 1),
     )
 
 
-def _loaded(name: str) -> Scenario | BrokenScenario:
-    """One broken plug-in does not hide the others."""
-    from mmrepro.scenario.registry import load_scenario
+def _facts(name: str, trust: bool) -> dict[str, Any]:
+    """What ``--json`` has of one. Raises UnknownScenario."""
+    from mmrepro.scenario.reading import DeclaredScenario
+    from mmrepro.tools.catalogue.documents import listed, listed_as_declared
+
+    one = _loaded(name, trust)
+    if isinstance(one, BrokenScenario):
+        return {"name": name, "error": one.message}
+    return listed_as_declared(one) if isinstance(one, DeclaredScenario) else listed(one)
+
+
+def _loaded(name: str, trust: bool) -> Scenario | DeclaredScenario | BrokenScenario:
+    """One broken plug-in does not hide the others. A file that is not trusted is only parsed."""
+    from mmrepro.scenario.reading import read_declared
+    from mmrepro.scenario.registry import is_file_name, known_scenario
 
     try:
-        return load_scenario(name, conditions=False)
+        if is_file_name(name) and not trust:
+            return read_declared(name)
+        return known_scenario(name, trust=trust, conditions=False)
     except BrokenScenario as error:
         return error
 
 
-def _rows(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _rows(names: Sequence[str], trust: bool) -> Iterator[tuple[str, ...]]:
     """A line for each failure. mmrepro's own scenarios are read from its index: loading all of them
     takes too long here."""
     from mmrepro.tools.catalogue.find import entries
@@ -105,7 +118,7 @@ def _rows(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         if name in rows and name not in theirs:
             yield rows[name]
         else:
-            one = _loaded(name)
+            one = _loaded(name, trust)
             yield (name, "", "", "", one.message) if isinstance(one, BrokenScenario) else one.row
 
 
@@ -124,17 +137,18 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
     return found if ledger is None else [*found, *of_history(read(ledger), str(ledger))]
 
 
-def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool, full: bool) -> None:
-    """What recorded runs show of the newest releases. Raises as :func:`_recorded`."""
+def _alive(asked: ListCommand) -> None:
+    """What recorded runs show of the newest releases. Raises as :func:`_recorded` and ``known``."""
     from mmrepro.tools.catalogue.standing import known, newest_of, standings, strangers
 
-    runs = _recorded(ledger)
-    failures, broken = known(runs, names)
+    names, full = asked.scenarios, asked.full
+    runs = _recorded(asked.ledger)
+    failures, broken = known(runs, names, trust=asked.trust)
     engines = {one.scenario.engine: one.scenario.release for one in failures}
     newest = [newest_of(engine, runs, release) for engine, release in engines.items()]
     rows = standings(failures, newest)
     unknown = [] if names else strangers(runs, failures)
-    if as_json:
+    if asked.json:
         from mmrepro.tools.catalogue.documents import AliveDocument
 
         why = {name: error.message for name, error in broken.items()}
@@ -203,6 +217,7 @@ def _day(moment: datetime | None) -> str:
 class ShowCommand(NamedScenario):
     COMMAND: ClassVar[str] = "show"
     variant: str = common.VARIANT("", configurable=False)
+    trust: bool = common.TRUST(False)
     full: bool = common.FULL(False)
     json: bool = common.JSON(False)
 
@@ -222,9 +237,12 @@ def show(asked: ShowCommand) -> None:
     """
     from mmrepro.base.records import Fidelity
     from mmrepro.scenario.parts import LiveFacts, RunFacts
-    from mmrepro.scenario.registry import load_scenario
+    from mmrepro.scenario.registry import is_file_name, known_scenario
 
-    loaded = load_scenario(asked.scenario).with_variant(asked.variant)
+    if is_file_name(asked.scenario) and not (asked.trust or asked.variant):
+        _show_declared(asked)
+        return
+    loaded = known_scenario(asked.scenario, trust=asked.trust).with_variant(asked.variant)
     conditions = loaded.conditions(RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0))
     live = {c.id for c in loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))}
     if asked.json:
@@ -235,6 +253,70 @@ def show(asked: ShowCommand) -> None:
     from mmrepro.reports.terminal import print_page
 
     print_page(_page(loaded, conditions, live), table_console(), full=asked.full)
+
+
+def _show_declared(asked: ShowCommand) -> None:
+    """Show what a file declares, which was parsed and not run. Raises as ``read_declared``."""
+    from mmrepro.scenario.reading import read_declared
+
+    read = read_declared(asked.scenario)
+    if asked.json:
+        from mmrepro.tools.catalogue.documents import shown_as_declared
+
+        emit(shown_as_declared(read))
+        return
+    from mmrepro.reports.terminal import print_page
+
+    page = _declared_page(read, asked.scenario, asked.command_line(trust=True))
+    print_page(page, table_console(), full=asked.full)
+
+
+def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
+    """What a file says of its failure mode, on the screen of :func:`_page`."""
+    from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, count, prose, table
+
+    conditions = {
+        title: [
+            (one.id, one.statement, "" if one.required else "supporting")
+            for one in read.conditions
+            if one.part == part
+        ]
+        for part, title in PARTS.items()
+    }
+    mitigations = [(one.name, one.description) for one in read.mitigations]
+    references = [(one.id, one.title, one.address) for one in read.references]
+    counted = (
+        (len(read.conditions), "condition"),
+        (len(read.variants), "variant"),
+        (len(read.mitigations), "mitigation"),
+    )
+    return Page(
+        title=read.title,
+        badge=Badge(read.name, "", read.kind),
+        subject=read.title,
+        card=[
+            Paragraph(f"Declared, not run: {file} was parsed, and nothing in it was executed."),
+            Paragraph(prose(read.summary)),
+            Paragraph(prose(f"Why: {read.explanation}")),
+            Paragraph(
+                f"Affected: {read.engine} {read.affected_where}; run by default at "
+                f"{read.release}; upstream: {read.upstream_words}"
+            ),
+            *(Paragraph(prose(f"Workaround {name}: {text}")) for name, text in mitigations[:2]),
+        ],
+        counts=[count(number, word) for number, word in counted if number],
+        commands=[("to run the file and show all of it", in_full)],
+        sections=[
+            Section("What happens", [Paragraph(prose(read.summary))]),
+            Section("Why", [Paragraph(prose(read.explanation))]),
+            *(
+                Section(title, table(["id:name", "condition", ""], some))
+                for title, some in conditions.items()
+            ),
+            Section("Mitigations", table(["name:name", "what it is"], mitigations)),
+            Section("References", table(["id:name", "title", "address:name"], references)),
+        ],
+    )
 
 
 def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> Page:
@@ -307,6 +389,14 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
 # ---------------------------------------------------------------- mmrepro claims
 
 
+def _name_of(given: str, trust: bool) -> str:
+    """The name of a scenario or of a file's. Raises UnknownScenario, BrokenScenario."""
+    found = _loaded(given, trust)
+    if isinstance(found, BrokenScenario):
+        raise found
+    return found.name
+
+
 STATUSES = ("confirmed", "refuted", "not-tested")
 
 
@@ -314,6 +404,7 @@ STATUSES = ("confirmed", "refuted", "not-tested")
 class ClaimsCommand(Command):
     COMMAND: ClassVar[str] = "claims"
     scenarios: tuple[str, ...] = common.SCENARIOS(())
+    trust: bool = common.TRUST(False)
     status: str | None = option(None, "Only those with this status.", choices=STATUSES)
     full: bool = common.FULL(False, help="List every claim, not their numbers alone.")
     json: bool = common.JSON(False)
@@ -325,11 +416,10 @@ def claims(asked: ClaimsCommand) -> None:
 
     Example:  mmrepro claims ghost-key-eviction --status refuted
     """
-    from mmrepro.scenario.registry import load_scenario
     from mmrepro.scenarios.data import claims as file
     from mmrepro.tools.catalogue.claims import Claims, load, words
 
-    names = {load_scenario(name).name for name in asked.scenarios}
+    names = {_name_of(name, asked.trust) for name in asked.scenarios}
     found = [
         one
         for one in load(file())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, OUTPUT, Command, option
-from mmrepro.cli.console import emit
+from mmrepro.cli.console import emit, while_reading
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
@@ -83,12 +83,14 @@ def _read(asked: WhyCommand, engine: Engine | None) -> StartReading:
     from mmrepro.engines.starts import lines_of
     from mmrepro.live.diagnose.starts import read_start
     from mmrepro.probes.base import Unavailable
-    from mmrepro.probes.log_files import BROKEN, kept, logs_in
+    from mmrepro.probes.log_files import BROKEN, kept, logs_below
 
     notes: list[str] = []
     lines: list[LogLine] = []
-    with tempfile.TemporaryDirectory(prefix="mmrepro-why-") as folder:
-        for path in logs_in(kept(asked.files, Path(folder))):
+    with while_reading(), tempfile.TemporaryDirectory(prefix="mmrepro-why-") as folder:
+        below = logs_below(kept(asked.files, Path(folder)))
+        notes += below.left_out
+        for path in below.files:
             try:
                 lines += lines_of(path, notes)
             except (*BROKEN, Unavailable) as error:

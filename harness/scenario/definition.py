@@ -7,7 +7,7 @@ import re
 import shlex
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
@@ -157,16 +157,16 @@ class Scenario(ABC):
 
     @property
     def title(self) -> str:
-        texts = (_paragraphs(cls.__doc__)[0] for cls in type(self).__mro__ if cls.__doc__)
+        texts = (paragraphs(cls.__doc__)[0] for cls in type(self).__mro__ if cls.__doc__)
         return next(texts).removesuffix(".")
 
     @property
     def summary(self) -> str:
-        return _section(self, "What:")
+        return section(_docstrings(self), "What:")
 
     @property
     def explanation(self) -> str:
-        return _section(self, "Why:")
+        return section(_docstrings(self), "Why:")
 
     @property
     def report(self) -> str:
@@ -515,16 +515,21 @@ def with_variants(default: Scenario, *others: Scenario) -> Scenario:
     return default
 
 
-def _paragraphs(text: str | None) -> list[str]:
+def paragraphs(text: str | None) -> list[str]:
     return [" ".join(part.split()) for part in inspect.cleandoc(text or "").split("\n\n")]
 
 
-def _section(scenario: Scenario, mark: str) -> str:
+def _docstrings(scenario: Scenario) -> list[str]:
+    """Those of its class and of what that inherits from, the nearest first."""
+    return [cls.__doc__ or "" for cls in type(scenario).__mro__]
+
+
+def section(docstrings: Iterable[str], mark: str) -> str:
     """The paragraphs from ``mark`` to the next mark, of the first docstring that has it."""
-    for cls in type(scenario).__mro__:
+    for text in docstrings:
         found: list[str] = []
         taken = False
-        for part in _paragraphs(cls.__doc__)[1:]:
+        for part in paragraphs(text)[1:]:
             word = part.split(" ", 1)[0]
             if word in ("What:", "Why:"):
                 taken = word == mark

@@ -1,4 +1,9 @@
-"""Finding scenarios: built in, by entry point ``mmrepro.scenarios``, or by path."""
+"""Finding scenarios: built in, by entry point ``mmrepro.scenarios``, or by path.
+
+A file is Python: to load it is to run it. :func:`load_scenario` does, for a caller whose user named
+the file to run it. Whoever only reads, or has the name from a document, takes
+:func:`known_scenario`, which runs a file only if its user trusts it.
+"""
 
 import importlib.util
 import shlex
@@ -10,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
 
-from mmrepro.base.errors import BrokenScenario, UnknownScenario, did_you_mean
+from mmrepro.base.errors import BrokenScenario, UnknownScenario, UntrustedFile, did_you_mean
 from mmrepro.base.machine.files import is_file
 from mmrepro.base.records import Fidelity
 from mmrepro.base.units import size
@@ -26,8 +31,41 @@ def scenario_names() -> list[str]:
     return sorted(_entries(tuple(sys.path)))
 
 
+def is_file_name(name: str) -> bool:
+    """Whether ``name`` is that of a file with a scenario, and not of a scenario."""
+    return name.endswith(".py")
+
+
+def comes_with_mmrepro(name: str) -> bool:
+    """Whether ``name`` is a scenario of mmrepro's own distribution, and nobody else's code."""
+    entry = _entries(tuple(sys.path)).get(name)
+    return entry is not None and entry.module.startswith("mmrepro.")
+
+
+def known_scenario(name: str, *, trust: bool, conditions: bool = True) -> Scenario:
+    """The scenario called ``name``, of an installed distribution.
+
+    Args:
+        trust: run the file, if ``name`` is one: its user asked for that on the command line.
+        conditions: as for :func:`load_scenario`.
+
+    Raises:
+        UntrustedFile: it is a file, and not to be run.
+        UnknownScenario, BrokenScenario: as :func:`load_scenario`.
+    """
+    if is_file_name(name) and not trust:
+        _check_there(Path(name))
+        raise UntrustedFile(
+            f"{name} is a Python file, which would be run to be read.",
+            hint="read it yourself first, then add --trust",
+        )
+    return load_scenario(name, conditions=conditions)
+
+
 def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
     """The scenario called ``name``, or the one in the file ``name`` (anything ending in .py).
+
+    The file is run: see :func:`known_scenario`.
 
     Args:
         conditions: check its conditions and claims as well: a list of all does without.
@@ -36,7 +74,7 @@ def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
         UnknownScenario: no such name, no such file.
         BrokenScenario: the file cannot be run or holds no scenario.
     """
-    if name.endswith(".py"):
+    if is_file_name(name):
         return _from_file(Path(name))
     entries = _entries(tuple(sys.path))
     if name not in entries:
@@ -52,10 +90,10 @@ def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
         ) from error
 
 
-def as_run(name: str, variant: str) -> Scenario:
+def as_run(name: str, variant: str, *, trust: bool = False) -> Scenario:
     """The scenario in the variant of a run; without one that it does not have. Raises as
-    :func:`load_scenario`."""
-    found = load_scenario(name)
+    :func:`known_scenario`."""
+    found = known_scenario(name, trust=trust)
     return found.with_variant(variant if variant in {v.variant for v in found.variants} else "")
 
 
@@ -68,12 +106,18 @@ def _loaded(entry: EntryPoint, conditions: bool) -> Scenario:
 @lru_cache(maxsize=1)
 def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """By name, of all distributions on ``path``, which is sys.path: each has a file to be read."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    found = entry_points(group=GROUP)
+    return {entry.name: entry for entry in found if not is_file_name(entry.name)}
+
+
+def _check_there(path: Path) -> None:
+    """Raises UnknownScenario: there is no such file."""
+    if not is_file(path):
+        raise UnknownScenario(f"There is no scenario file {path}.", hint="mmrepro list")
 
 
 def _from_file(path: Path) -> Scenario:
-    if not is_file(path):
-        raise UnknownScenario(f"There is no scenario file {path}.", hint="mmrepro list")
+    _check_there(path)
     if path.stat().st_size > MAX_FILE_BYTES:
         raise BrokenScenario(
             f"{path} cannot be loaded: it is too large: more than {size(MAX_FILE_BYTES)}."

@@ -7,6 +7,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from mmrepro import cli
+from mmrepro.cli import live
 
 
 def mmrepro(*words: object) -> tuple[int, str, str]:
@@ -15,6 +16,8 @@ def mmrepro(*words: object) -> tuple[int, str, str]:
     out.isatty, err.isatty = sys.stdout.isatty, sys.stderr.isatty  # a test may have set them
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        # A diagnosis bounds its own process, which is that of all tests before and after this one.
+        patch.setattr(live, "_bound", lambda servers=1: None)
         patch.setattr(sys, "argv", ["mmrepro", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             cli.main()

@@ -84,7 +84,7 @@ def any_variant(monkeypatch: pytest.MonkeyPatch) -> None:
         def with_variant(self, _: str) -> object:
             return real
 
-    monkeypatch.setattr(catalogue, "load_scenario", lambda _: Named())
+    monkeypatch.setattr(catalogue, "known_scenario", lambda _, trust: Named())
 
 
 @pytest.mark.usefixtures("any_variant")

@@ -495,7 +495,7 @@ def test_a_second_signal_does_not_cut_short_what_the_first_began(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "mine.py").write_text(LEAVES)
-    words = [sys.executable, "-m", "mmrepro", "show", "./mine.py"]
+    words = [sys.executable, "-m", "mmrepro", "show", "--trust", "./mine.py"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, cwd=tmp_path, text=True, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout.readline() == "began\n"

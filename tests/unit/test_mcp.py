@@ -1,7 +1,11 @@
 """``mmrepro mcp``: an agent's tools, called through the protocol's own client."""
 
 import asyncio
+import json
+import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,9 @@ from mmrepro.cli.app import app
 from mmrepro.cli.mcp import McpCommand, server_of
 from typer.testing import CliRunner
 
-READING = {"find", "logs", "diagnose", "list_failures", "show", "report"}
+ODD_IMAGE = (Path(__file__).parents[1] / "pack" / "odd_image.py").read_text("utf-8")
+READING = {"find", "logs", "list_failures", "show", "report"}
+ACTING = {"diagnose", "repro", "run"}
 
 
 def with_client(work: Any, *, read_only: bool = False) -> Any:
@@ -26,7 +32,10 @@ def with_client(work: Any, *, read_only: bool = False) -> Any:
 def test_what_only_reads_is_marked_and_starting_tools_can_be_left_out() -> None:
     found = with_client(lambda client: client.list_tools()).tools
     hints = {tool.name: tool.annotations.read_only_hint for tool in found}
-    assert hints == dict.fromkeys(READING, True) | {"repro": False, "run": False}
+    assert hints == dict.fromkeys(READING, True) | dict.fromkeys(ACTING, False)
+    world = {tool.name: tool.annotations.open_world_hint for tool in found}
+    assert world == dict.fromkeys(READING, False) | dict.fromkeys(ACTING, True)
+    assert not any(tool.annotations.destructive_hint for tool in found)
     assert all(tool.description for tool in found)
     left = with_client(lambda client: client.list_tools(), read_only=True).tools
     assert {tool.name for tool in left} == READING
@@ -60,14 +69,88 @@ def test_a_value_is_never_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         return ""
 
     monkeypatch.setattr(tools, "_said", said)
-    evil = "--out=/"
-    for tool in (*tools.READING, *tools.STARTING):
-        names = tool.__code__.co_varnames[: tool.__code__.co_argcount]
-        values = {n: [evil] if n == "files" else n == "full" or evil for n in names}
-        asyncio.run(tool(**values))
+    for evil in ("--out=/", "--trust"):
+        for tool in (*tools.READING, *tools.OBSERVING, *tools.STARTING):
+            names = tool.__code__.co_varnames[: tool.__code__.co_argcount]
+            values = {n: [evil] if n == "files" else n == "full" or evil for n in names}
+            asyncio.run(tool(**values))
     for words in seen:
         head = words[: words.index("--")] if "--" in words else words
-        assert evil not in head, words
+        assert {"--out=/", "--trust"}.isdisjoint(head), words
+
+
+def test_a_file_is_read_and_not_run(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    file = tmp_path / "theirs.py"
+    file.write_text(f"{ODD_IMAGE}\nopen({str(ran)!r}, 'w')\n")
+    answer = with_client(lambda client: client.call_tool("show", {"name": str(file)}))
+    assert "Declared, not run" in answer.content[0].text
+    assert "gets HTTP 500" in answer.content[0].text
+    assert not ran.exists()
+
+
+def test_a_report_starts_no_engine() -> None:
+    """``--format upstream-test`` would."""
+    wanted = {"folder": "none", "format": "upstream-test"}
+    answer = with_client(lambda client: client.call_tool("report", wanted))
+    assert answer.is_error
+
+
+def message(number: int, arguments: str, name: str = '"find"') -> str:
+    called = f'{{"name": {name}, "arguments": {arguments}}}'
+    return f'{{"jsonrpc": "2.0", "id": {number}, "method": "tools/call", "params": {called}}}'
+
+
+HOSTILE = {
+    "half a pair": message(2, r'{"text": "\ud800"}'),
+    "half a pair, raw": message(3, '{"text": "\ud800"}'),
+    "NUL": message(4, r'{"text": "a\u0000b"}'),
+    "long": message(5, f'{{"text": "{"x" * 300_000}"}}'),
+    "nested": message(6, f'{{"text": {"[" * 400}{"]" * 400}}}'),
+    "nested beyond Python": message(7, f'{{"text": {"[" * 99_000}{"]" * 99_000}}}'),
+    "a tool of no name": message(8, "{}", r'"\udfff"'),
+    "a long number": message(9, f'{{"text": {"9" * 10_000}}}'),
+    "many": message(10, f'{{"files": {json.dumps(["x"] * 5000)}}}', '"logs"'),
+    "no number": message(11, '{"text": NaN}'),
+    "a name that is half a pair": message(12, r'{"\ud800": 1}', '"show"'),
+    "larger than a message may be": message(13, f'{{"text": "{"y" * (17 << 20)}"}}'),
+    "of another kind": message(14, '["find"]'),
+}
+
+
+def test_each_message_is_answered() -> None:
+    """Through the real streams: the protocol's own parser drops what it does not take."""
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    hello |= {"clientInfo": {"name": "x", "version": "1"}}
+    begin = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello})
+    last = message(99, '{"text": "nothing at all"}')
+    lines = [begin, '{"jsonrpc": "2.0", "method": "notifications/initialized"}']
+    lines += [*HOSTILE.values(), last]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mmrepro", "mcp"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    answers = {}
+    too_late = threading.Timer(60, server.kill)  # then a line is empty
+    too_late.start()
+    with server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for line in lines:
+            server.stdin.write(line.encode("utf-8", "surrogatepass") + b"\n")
+        server.stdin.flush()
+        while len(answers) < len(HOSTILE) + 2:
+            answer = json.loads(server.stdout.readline())
+            answers[answer.get("id")] = answer
+        too_late.cancel()
+        server.stdin.close()
+    assert "result" in answers[3], "bytes that are no UTF-8 are text all the same"
+    for number in {*range(2, 15)} - {3}:
+        answer = answers[number]
+        assert "error" in answer or answer["result"]["isError"], answer
+    assert not answers[99]["result"]["isError"]
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

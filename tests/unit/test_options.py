@@ -217,10 +217,15 @@ def test_a_key_and_a_variable_say_what_the_option_says(
     table = ".".join(["tool.mmrepro", *made.COMMAND.split()])
     config, key = Path("pyproject.toml"), one.key
     config.write_text(f"[{table}]\n{key} = {toml(typed(one, value))}\n", "utf-8")
-    try:
-        by_file = parsed(made, words)
-    finally:
-        config.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        if one.option.runs_code:  # such a file has to be named
+            with pytest.raises(UsageError, match="decides which code runs"):
+                parsed(made, words)
+            patch.setenv("MMREPRO_CONFIG", str(config.resolve()))
+        try:
+            by_file = parsed(made, words)
+        finally:
+            config.unlink()
     assert by_file == wanted
     assert by_file.argv() == wanted.argv(), "it is repeated"
     if not one.variable:
@@ -232,6 +237,34 @@ def test_a_key_and_a_variable_say_what_the_option_says(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(one.variable, text)
         assert parsed(made, words) == wanted
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value"),
+    [
+        ("diagnose", "scenario", ["evil.py"]),
+        ("repro", "client", "sh evil.sh"),
+        ("repro", "server", "vllm serve m --middleware evil.M"),
+        ("repro", "env", ["PYTHONPATH=."]),
+        ("replay", "ray", "evil.example:10001"),
+        ("upgrade", "new-server", "--middleware evil.M"),
+        ("run", "server-arg", ["--middleware=evil.M"]),
+        ("run", "index", "http://evil.example/{commit}"),
+        ("env create", "python", "./evil"),
+    ],
+)
+def test_a_file_that_is_only_found_decides_on_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, key: str, value: object
+) -> None:
+    """A stranger's folder may hold one; the current folder may lie below it."""
+    (tmp_path / "mmrepro.toml").write_text(
+        f"[{command.replace(' ', '.')}]\n{key} = {toml(value)}\n"
+    )
+    (below := tmp_path / "below").mkdir()
+    monkeypatch.chdir(below)
+    words = all_words(BY_NAME[command](**needed(BY_NAME[command])))
+    with pytest.raises(UsageError, match="decides which code runs"):
+        parsed(BY_NAME[command], words)
 
 
 def toml(value: Any) -> str:

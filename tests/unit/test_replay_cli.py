@@ -342,6 +342,17 @@ def test_new_refuses_what_contradicts_the_finding(tmp_path: Path) -> None:
         assert said in done.exception.message
 
 
+def test_new_writes_no_scenario_of_a_server_that_a_file_may_not_ask_for(tmp_path: Path) -> None:
+    place = kept(tmp_path / "r")
+    document = json.loads((place / CASE_FILE).read_text())
+    document["server"]["args"] = ["--worker-cl", "a.B"]
+    (place / CASE_FILE).write_text(json.dumps(document))
+    done = runner.invoke(app, ["new", "odd-image", "--from", str(place), "--out", str(tmp_path)])
+    assert isinstance(done.exception, MmreproError)
+    assert "--worker-cl" in done.exception.message
+    assert not (tmp_path / "odd_image.py").exists()
+
+
 def test_an_issue_is_of_one_finding(tmp_path: Path) -> None:
     place = kept(tmp_path / "r")
     done = runner.invoke(app, ["report", str(place), "--format", "issue"])

@@ -258,7 +258,8 @@ def test_other_engines_and_scenarios_and_the_builders_are_not_in_the_key(copy: C
 
 READS_FILES = re.compile(r"import resources|importlib\.resources|__file__|__path__")
 READS_CODE = {f"mmrepro.{name}" for name in (
-    "reproducers", "runs.key", "scenario.more", "engines.supervise", "engines.supervise.supervisor",
+    "reproducers", "runs.key", "runs.starter", "scenario.more", "engines.supervise",
+    "engines.supervise.supervisor", "base.box.box", "base.box.keeper",
 )}  # fmt: skip
 """Modules that read code beside them, which is in the key by itself."""
 

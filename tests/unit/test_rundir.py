@@ -14,7 +14,13 @@ from mmrepro.base.errors import ExitCode, NoSpace, UnwritableOutput
 from mmrepro.base.machine.files import replacing
 from mmrepro.base.text.redact import Redactor
 from mmrepro.failure.documents import Incident, folder as rundir
-from mmrepro.failure.documents.folder import make_run_dir, write_incident
+from mmrepro.failure.documents.folder import (
+    discard,
+    make_folders,
+    make_run_dir,
+    refuse_taken,
+    write_incident,
+)
 from simple_incident import incident
 
 ROOT = os.geteuid() == 0
@@ -221,3 +227,31 @@ def test_hostile_text_can_be_written_and_read_back(tmp_path: Path, text: str) ->
 
 def test_the_needed_room_is_what_the_message_says() -> None:
     assert rundir.NEEDED_BYTES == 100 << 20
+
+
+def test_only_folders_that_were_made_are_discarded(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    discard(make_run_dir(tmp_path / "mine", "ghost", "0.23.0"))
+    assert list((tmp_path / "mine").iterdir()) == []
+    discard(make_run_dir(tmp_path / "mine" / "a" / "b", "ghost", "0.23.0"))
+    assert list((tmp_path / "mine").iterdir()) == []
+    made = make_run_dir(tmp_path / "made", "ghost", "0.23.0")
+    (made / "evidence" / "mine.txt").write_text("somebody else's")
+    discard(made)
+    assert (made / "evidence" / "mine.txt").exists()
+
+
+def test_a_folder_that_took_the_place_of_a_made_one_stays(tmp_path: Path) -> None:
+    make_folders(tmp_path / "made")
+    (tmp_path / "made").rename(tmp_path / "elsewhere")
+    (tmp_path / "made").mkdir()
+    discard(tmp_path / "made")
+    assert (tmp_path / "made").is_dir()
+
+
+@pytest.mark.parametrize("name", ["incidents", "plays", "episodes"])
+def test_a_campaign_begins_in_no_folder_that_it_would_empty(tmp_path: Path, name: str) -> None:
+    refuse_taken(tmp_path)
+    (tmp_path / name).mkdir()
+    with pytest.raises(UnwritableOutput, match=name):
+        refuse_taken(tmp_path)

@@ -12,7 +12,7 @@ from mmrepro.base.machine.files import device_of
 from mmrepro.base.records import Record
 from mmrepro.campaign.bisect.options import BisectRunCommand
 from mmrepro.campaign.bisect.session import ONCE_MORE, verdict_of
-from mmrepro.campaign.trial import Making, TrialOptions, Trials, cell_of
+from mmrepro.campaign.trial import ENDED_SILENTLY, Making, TrialOptions, Trials, cell_of
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.build import existing
 from mmrepro.engines.environments.source import git, resolve
@@ -126,6 +126,8 @@ def tested(scenario: Scenario, asked: BisectRunCommand, making: Making, root: Pa
 
 def _not_the_machine(run: Attempt) -> None:
     """Raises UsageError: the options are at fault; MmreproError: no commit can be."""
+    if run.error.startswith(ENDED_SILENTLY):
+        return  # mmrepro itself says why it ends: the scenario's code ended it
     if run.lost is Lost.USAGE:
         raise UsageError(run.error or "mmrepro run refuses the command line.")
     if run.lost is not None and not run.incident:

@@ -16,6 +16,7 @@ from mmrepro.base.records import Misfit, misfits
 from mmrepro.base.units import exact_duration, exact_size, parse_duration, parse_size
 from mmrepro.campaign.matrix import selectors
 from mmrepro.runs.options import StartMode
+from mmrepro.scenario.registry import is_file_name
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 
@@ -171,6 +172,9 @@ class MatrixRunCommand(Command):
     night: str = common.NIGHT("", help="Name of the nightly run.", shown="the UTC date")
     full: bool = common.FULL(False)
     resume: bool = common.RESUME(False, help="Continue the newest run that is unfinished.")
+    trust: bool = common.TRUST(
+        False, help="Run the FILE.pys that FILE.toml or the ledger names. Read them first."
+    )
     quiet: bool = common.QUIET(False)
     verbose: bool = common.VERBOSE(False)
     dry_run: bool = common.DRY_RUN(False)
@@ -194,11 +198,18 @@ class MatrixRunCommand(Command):
         above = replace(self, origins=origins, **{name: getattr(plain, name) for name in mine})
         return above, replace(file, matrix=file.matrix.over(below))
 
+    def runs_file(self, name: str) -> bool:
+        """Whether a scenario's file of that name may be run: it was typed, or is trusted."""
+        return self.trust or name in self.scenarios
+
     def resumed(self, folder: Path) -> str:
         """Return the command that goes on with the plan that is written down in ``folder``."""
         kept = {"origins", "file", *HOW}
         plan = {one.name: one.default for one in fields(self) if one.name not in kept}
-        return self.command_line(**{**plan, "out": folder, "resume": True})
+        said = {**plan, "out": folder, "resume": True}
+        if self.trust or any(is_file_name(name) for name in self.scenarios):
+            said["trust"] = True  # the ledger names that file from now on
+        return self.command_line(**said)
 
 
 HOW = ("jobs", "max_time", "budget_s", "timeout", "disk", "quarantine", "start_mode", "ray")

@@ -37,7 +37,7 @@ from mmrepro.failure.documents.ledger import LEDGER_FILE, Cell, Night, NightStat
 from mmrepro.history.ledger import History, read
 from mmrepro.runs.key import gpu_models
 from mmrepro.scenario import Scenario
-from mmrepro.scenario.registry import load_scenario, scenario_names
+from mmrepro.scenario.registry import known_scenario, scenario_names
 from packaging.version import Version
 from pydantic import Field
 
@@ -79,7 +79,7 @@ def plan(
     if not asked:
         raise UsageError("The matrix has no scenario.", hint="--scenario ghost-key-eviction")
     for group, name in asked:
-        made.scenarios += [(group, one, text) for one, text in scenarios_called(name)]
+        made.scenarios += [(group, one, text) for one, text in scenarios_called(name, over)]
     made.make()
     if not made.cells:
         why = f": {made.notes[0]}" if made.notes else "."
@@ -100,16 +100,17 @@ def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:
     )
 
 
-def scenarios_called(name: str) -> list[tuple[Scenario, str]]:
+def scenarios_called(name: str, asked: MatrixRunCommand) -> list[tuple[Scenario, str]]:
     """``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with what names it to `run`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or FILE.toml alone names its file.
     """
     if name == ALL:
-        return [pair for one in scenario_names() for pair in scenarios_called(f"{one}:{ALL}")]
+        every = [scenarios_called(f"{one}:{ALL}", asked) for one in scenario_names()]
+        return [pair for pairs in every for pair in pairs]
     text, _, variant = name.partition(":")
-    loaded = load_scenario(text)
+    loaded = known_scenario(text, trust=asked.runs_file(name))
     if variant == ALL:
         return [(one, text) for one in loaded.variants or (loaded,)]
     return [(loaded.with_variant(variant), text)]

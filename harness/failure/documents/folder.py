@@ -10,14 +10,14 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from mmrepro.base import units
 from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
-from mmrepro.base.machine.files import is_there, write_file
+from mmrepro.base.machine.files import is_folder, is_there, write_file
 from mmrepro.base.records import Moment
 from mmrepro.base.text.redact import Redactor
 from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
@@ -48,6 +48,23 @@ def new_folder(root: str, scenario: str, release: str) -> Path:
     return unused(Path(root) / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}"))
 
 
+WORKING: Final = ("blocks", "episodes", "incidents", "plays", "runs")
+"""Folders that campaigns empty in theirs: a run that was killed may have left something there."""
+
+
+def refuse_taken(out: Path, names: Iterable[str] = WORKING) -> None:
+    """Raises UnwritableOutput: ``out``, in which a campaign is to begin, has such a folder already.
+
+    What is in it is not the campaign's, which would empty it.
+    """
+    taken = next((name for name in names if is_there(out / name)), None)
+    if taken is not None:
+        raise UnwritableOutput(
+            f"{out} holds no campaign, and has a folder {taken} that one would empty.",
+            hint="choose another --out",
+        )
+
+
 def prepared(folder: Path, below: str = "") -> Path:
     """``folder``, made with ``below`` in it, and seen to be writable and roomy; absolute.
 
@@ -56,7 +73,7 @@ def prepared(folder: Path, below: str = "") -> Path:
         NoSpace: less than 100 MiB are free there.
     """
     try:
-        (folder / below).mkdir(parents=True, exist_ok=True)
+        make_folders(folder / below)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-test-"):
             pass
         free = shutil.disk_usage(folder).free
@@ -89,12 +106,68 @@ def _full(folder: Path, free: int | None = None) -> NoSpace:
     )
 
 
+# What this process has made, as it was then: where it lies, and which folder of the disk it is.
+_MADE: dict[Path, tuple[int, int]] = {}
+
+
+def make_folders(folder: Path) -> None:
+    """Make ``folder`` and those above it that are missing; those are remembered as ours.
+
+    Raises:
+        OSError: one cannot be made, or something else is there.
+    """
+    folder = folder.absolute()
+    missing = []
+    for one in (folder, *folder.parents):
+        if is_there(one):
+            break
+        missing.append(one)
+    if not missing and not is_folder(folder):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
+    for one in reversed(missing):
+        try:
+            one.mkdir()
+        except FileExistsError:  # somebody else was faster: then it is theirs
+            if not is_folder(one):
+                raise
+        else:
+            remember_made(one)
+
+
+def remember_made(folder: Path) -> None:
+    """Note that this process has made ``folder``. Raises OSError."""
+    facts = folder.lstat()
+    _MADE[folder.absolute()] = facts.st_dev, facts.st_ino
+
+
+def made_here(folder: Path) -> bool:
+    """Whether this process made the folder that is there: only such a one is ever removed."""
+    try:
+        facts = folder.lstat()
+    except OSError:
+        return False
+    # The folder that an incident tells of is resolved; the one that was made may not be.
+    known = {_MADE.get(folder.absolute()), _MADE.get(folder.resolve())}
+    return (facts.st_dev, facts.st_ino) in known
+
+
+def remove_made(folder: Path) -> None:
+    """Remove ``folder`` and those above it, as far as this process made them and they are empty."""
+    for one in (folder, *folder.absolute().parents):
+        if not made_here(one):
+            return
+        try:
+            one.rmdir()
+        except OSError:
+            return
+
+
 def discard(folder: Path) -> None:
     """Remove what :func:`make_run_dir` made, and nothing that somebody else put there."""
     with contextlib.suppress(OSError):
         (folder / INCIDENT_FILE).unlink(missing_ok=True)
-        (folder / EVIDENCE_DIR).rmdir()
-        folder.rmdir()
+    evidence = folder / EVIDENCE_DIR
+    remove_made(evidence if is_there(evidence) else folder)
 
 
 def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrepro.base.machine.files import open_to_read
+from mmrepro.base.machine.files import DEEPEST, open_to_read
 from mmrepro.base.records import Fidelity, Moment, parsed
 from mmrepro.failure.documents.ledger import LEDGER_FILE
 from mmrepro.failure.documents.model import INCIDENT_FILE
@@ -104,7 +104,8 @@ def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str
         for place, folders, files in os.walk(root):
             found = Path(place)
             incident = INCIDENT_FILE in files
-            if incident:
+            too_deep = len(found.parts) - len(root.parts) >= DEEPEST  # os.walk calls itself
+            if incident or too_deep:
                 folders.clear()
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             if not incident and (campaigns & {*found.parents} or CAMPAIGN_FILES.isdisjoint(files)):
@@ -126,15 +127,17 @@ class Kind:
     Attributes:
         name: as people call it.
         words: of its command.
+        also: another command that makes such a document; "": there is none.
     """
 
     name: str
     words: tuple[str, ...]
+    also: str = ""
 
 
 DOCUMENTS = {
     "fuzz.json": Kind("fuzz session", ("fuzz",)),
-    "replay.json": Kind("replay", ("replay",)),
+    "replay.json": Kind("replay", ("replay",), also="repro"),
     "upgrade.json": Kind("comparison", ("upgrade",)),
     "ablation.json": Kind("ablation", ("ablate",)),
     "bisection.json": Kind("bisection", ("bisect",)),

@@ -207,12 +207,14 @@ def resume_words(folder: Path) -> list[str]:
     except ValueError:
         program, given = "", []
     kind = one.kind.words
+    if one.kind.also and given[:1] == [one.kind.also]:
+        kind = (one.kind.also,)
     if program != "mmrepro" or tuple(given[: len(kind)]) != kind:
         raise UsageError(
             f"What is written in {folder} does not say how to go on with its {one.kind.name}.",
             hint=f"mmrepro {' '.join(kind)} --help",
         )
-    named = kind[0] in ("replay", "fuzz")
+    named = kind[0] in ("replay", "repro", "fuzz")
     with_value = {"--out", *(["--resume"] if named else IN_THE_PLAN)}
     words, value = [], False
     for word in given:

@@ -16,6 +16,7 @@ from mmrepro.base.text.looks import conversation
 from mmrepro.base.text.named import words_of
 from mmrepro.base.text.opaque import Span, names_a_digest
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor, names_a_secret
+from mmrepro.base.text.sanitize import clip
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_words import CARRIES, hidden, hidden_in, refused
 from pydantic import BaseModel
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
     from mmrepro.failure.documents.cause import Cause
     from mmrepro.failure.documents.model import KeyFrame, LogExcerpt
-    from mmrepro.failure.documents.replay import Finding, Sighting
+    from mmrepro.failure.documents.replay import Finding, ReportFacts, Sighting
     from mmrepro.probes.data import EndpointAnswer, Frame, MetricSample
     from mmrepro.traffic.evidence import Event
 
 M = TypeVar("M", bound=BaseModel)
+PRINTED_LINES: Final = 30
+PRINTED_WIDTH: Final = 240
+"""Of what a client of a report printed."""
 LEFT_OUT: Final = "[left out]"
 _SPOKEN: Final = ("cross-talk", "wrong-answer", "canary")
 """Classes of findings whose sentences quote answers."""
@@ -334,6 +338,14 @@ def public_reply(text: str, redactor: Redactor) -> str:
     return text[: found.end()] + redactor.hide("quoted", message, spans)
 
 
+def _report(public: Public, report: ReportFacts) -> ReportFacts:
+    """The last lines that a client printed, without what it quotes of requests."""
+    printed = report.output.strip().splitlines()[-PRINTED_LINES:]
+    redacted = redact_log("\n".join(printed), public)
+    shown = [clip(line, PRINTED_WIDTH) for line in redacted.splitlines()]
+    return report.model_copy(update={"output": "\n".join(shown)})
+
+
 def _hide_quotes(text: str, redactor: Redactor) -> str:
     return _QUOTED.sub(lambda m: redactor.placeholder("answer", m[2]), text)
 
@@ -350,6 +362,7 @@ _VIEWS: Final[Mapping[str, Callable[[Public, Any], Any]]] = {
     "cause.Cause": _cause,
     "replay.Sighting": _sighting,
     "replay.Finding": _finding,
+    "replay.ReportFacts": _report,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from mmrepro.base.records import Document, Fidelity, Record
 from mmrepro.failure.documents import ClaimStatus, Incident
-from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario.registry import known_scenario
 from mmrepro.tools.catalogue.recorded import ON_GPU, of_incident, shipped
 from packaging.version import Version
 from pydantic import Field
@@ -82,7 +82,8 @@ def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
         run = of_incident(incident, source)
         if run is None:
             continue
-        own = load_scenario(run.scenario).with_variant(run.variant).release == run.release
+        declared = known_scenario(run.scenario, trust=False).with_variant(run.variant)
+        own = declared.release == run.release
         for claim in incident.claims:
             told = Judgement(
                 status=claim.status,

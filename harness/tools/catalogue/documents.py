@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mmrepro.base.records import Document
 from mmrepro.failure.signature import Condition
 from mmrepro.scenario import Scenario
 from mmrepro.tools.catalogue.standing import Newest, Standing
 from pydantic import Field
+
+if TYPE_CHECKING:
+    from mmrepro.scenario.reading import DeclaredScenario
 
 Facts = dict[str, Any]
 
@@ -51,6 +54,9 @@ class ScenarioDocument(Document, kind="scenario"):
     options: dict[str, str]
     factors: list[Facts]
     references: list[Facts]
+    declared_only: Annotated[
+        bool, Field(description="its file was parsed and not run: what it computes is missing")
+    ] = False
 
 
 def listed(loaded: Scenario) -> Facts:
@@ -90,6 +96,40 @@ def shown(
         "options": dict(loaded.options),
         "factors": [_of(f, "name", "failing", "setting", "claim") for f in loaded.factors],
         "references": [r.model_dump() for r in loaded.references],
+    }
+    return ScenarioDocument(**facts)
+
+
+def listed_as_declared(read: DeclaredScenario) -> Facts:
+    """As :func:`listed`, of a file that was not run."""
+    return {
+        "name": read.name,
+        "engine": read.engine,
+        "affected": read.affected,
+        "devices": read.devices,
+        "default_release": read.release,
+        "title": read.title,
+        "variants": ", ".join(read.variants),
+        "failure_class": read.failure_class or None,
+        "severity": read.severity or None,
+        "upstream": read.upstream.model_dump(),
+        "declared_only": True,
+    }
+
+
+def shown_as_declared(read: DeclaredScenario) -> ScenarioDocument:
+    """As :func:`shown`, of a file that was not run."""
+    facts = {
+        **listed_as_declared(read),
+        **_of(read, "variant", "variants", "summary", "explanation"),
+        "server_args": read.server.split(),
+        "conditions": [one.model_dump() for one in read.conditions],
+        "mitigations": [one.model_dump() for one in read.mitigations],
+        "options": {},
+        "factors": [],
+        "references": [
+            {"id": one.id, "title": one.title, "url": one.address} for one in read.references
+        ],
     }
     return ScenarioDocument(**facts)
 

@@ -17,7 +17,7 @@ from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.signature import Outcome
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.parts import HARMS, SEES, Upstream
-from mmrepro.scenario.registry import load_scenario, scenario_names
+from mmrepro.scenario.registry import known_scenario, scenario_names
 from mmrepro.tools.catalogue.recorded import ON_GPU, UPGRADE, RecordedRun
 from packaging.version import Version
 from pydantic import Field
@@ -106,11 +106,15 @@ def _releases(runs: Iterable[RecordedRun]) -> tuple[str, ...]:
 
 
 def known(
-    runs: Iterable[RecordedRun], names: Sequence[str] = ()
+    runs: Iterable[RecordedRun], names: Sequence[str] = (), *, trust: bool = False
 ) -> tuple[list[Known], dict[str, BrokenScenario]]:
     """The registered scenarios, each variant by itself, and those that cannot be loaded.
 
+    Args:
+        trust: run the files among ``names``.
+
     Raises:
+        UntrustedFile: one of ``names`` is a file, and not to be run.
         UnknownScenario: one of ``names`` is none.
     """
     by_name: dict[tuple[str, str], list[RecordedRun]] = {}
@@ -119,7 +123,7 @@ def known(
     found, broken = [], {}
     for name in names or scenario_names():
         try:
-            loaded = load_scenario(name)
+            loaded = known_scenario(name, trust=trust)
         except BrokenScenario as error:  # one broken plug-in does not hide the others
             broken[name] = error
             continue

@@ -16,7 +16,7 @@ from random import Random
 
 from mmrepro import __version__
 from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
-from mmrepro.base.machine.files import refuse_other_kinds, write_file
+from mmrepro.base.machine.files import open_to_read, refuse_other_kinds, write_file
 from mmrepro.failure.documents.model import cross_probability
 from mmrepro.tools.collide.options import CollideCommand
 from mmrepro.tools.collide.pair import (
@@ -101,7 +101,7 @@ def _load(first: Path, second: Path, second_size: int | None) -> Pictures:
     opened = []
     for path in (first, second):
         try:
-            with Image.open(path) as picture:
+            with open_to_read(path) as file, Image.open(file) as picture:
                 opened.append(picture.convert("RGB"))
         except FileNotFoundError as error:
             raise UsageError(f"There is no picture {path}.") from error

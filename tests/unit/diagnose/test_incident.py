@@ -166,7 +166,7 @@ def test_what_is_healthy_is_kept_only_where_it_was_asked_for(
     named: list[str] = []
     monkeypatch.setattr(session.discover, "find", lambda *args: Target(target()))
     monkeypatch.setattr(session.discover, "name_engine", lambda *args: named.append(args[2]))
-    monkeypatch.setattr(session, "all_scenarios", lambda names: [])
+    monkeypatch.setattr(session, "all_scenarios", lambda names, trust: [])
     secrets = said.model_copy(update={"why": ["abcdefg", "sent hijklmn"], "advice": ["middle"]})
     monkeypatch.setattr(session, "_look", lambda *args: told(said=secrets))
     headers = {"X-Own": "Own middle abcdefg", "X-Other": "hijklmn", "X-None": ""}

@@ -413,7 +413,7 @@ PACKED = Path(__file__).parents[2] / "pack/odd_image.py"
 
 
 def test_a_file_is_tried_besides_the_known_ones() -> None:
-    found = all_scenarios([str(PACKED)])
+    found = all_scenarios([str(PACKED)], trust=True)
     assert [s.name for s in found].count("odd-image") == 1
     assert len(found) == len(all_scenarios()) + 1
 
@@ -422,7 +422,7 @@ def test_a_file_takes_the_place_of_a_known_one(tmp_path: Path) -> None:
     """Whoever works on a known signature tries his own, not both."""
     file = tmp_path / "mine.py"
     file.write_text(PACKED.read_text().replace('"odd-image"', '"ghost-key-eviction"'))
-    same = [s for s in all_scenarios([str(file)]) if s.name == "ghost-key-eviction"]
+    same = [s for s in all_scenarios([str(file)], trust=True) if s.name == "ghost-key-eviction"]
     assert [s.engine for s in same] == ["minivllm"]
 
 
@@ -440,7 +440,7 @@ def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
     names = ["ghost-key-eviction", "broken", "mm-cache-desync", "undersized-kv-budget"]
     known = {name: load_scenario(name) for name in names if name != "broken"}
 
-    def load(name: str):  # type: ignore[no-untyped-def]
+    def load(name: str, *, conditions: bool):  # type: ignore[no-untyped-def]
         if name == "broken":
             raise BrokenScenario("it does not import")
         return known[name]

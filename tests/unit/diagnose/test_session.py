@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 from made_up import GHOST, at, drop, logs, metrics
-from mmrepro.base.errors import NoSpace, UnwritableOutput
+from mmrepro.base.errors import NoSpace, UnwritableOutput, UsageError
 from mmrepro.engines import ENGINES
 from mmrepro.failure.documents.diagnosis import Effect, ServerState
+from mmrepro.failure.documents.folder import make_folders
 from mmrepro.live.diagnose import session
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.live.fleet import session as fleet_session
 from mmrepro.probes.base import ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.data import AnyProbeData, LogLine, LogsData
 from mmrepro.probes.logs import LogsProbe
@@ -158,14 +160,71 @@ def test_where_nothing_can_be_written_a_temporary_folder_serves(
 
 def test_a_folder_that_is_not_kept_goes_with_its_parent(tmp_path: Path) -> None:
     folder = tmp_path / "incidents" / "diagnose-1"
-    (folder / "evidence").mkdir(parents=True)
+    make_folders(folder / "evidence")
     (folder / "evidence" / "x.json").write_text("{}")
     session._remove(folder)
     assert list(tmp_path.iterdir()) == []
-    (folder / "evidence").mkdir(parents=True)
+    make_folders(folder / "evidence")
     (tmp_path / "incidents" / "other").mkdir()
     session._remove(folder)
     assert [p.name for p in (tmp_path / "incidents").iterdir()] == ["other"]
+
+
+def everything_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("out", ["look", "look/deep/er", "there", "there/evidence", "."])
+@pytest.mark.parametrize("several", [False, True])
+def test_only_what_a_look_has_made_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, several: bool
+) -> None:
+    """The user's folders stay, empty ones too: a look that broke off is no reason to take them."""
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "empty" / "there" / "evidence").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setattr(session, "_look", broken)
+    monkeypatch.setattr(fleet_session, "_each", broken)
+    before = everything_below(tmp_path)
+    more = ("http://127.0.0.1:2",) if several else ()
+    asked = DiagnoseCommand("http://127.0.0.1:1", more=more, out=Path(out))
+    with pytest.raises(KeyboardInterrupt):
+        fleet_session.look(asked) if several else session.diagnose(asked)
+    assert everything_below(tmp_path) == before
+
+
+def test_a_file_of_the_users_beside_the_evidence_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "mine.txt").write_text("mine")
+    monkeypatch.setattr(session, "_look", broken)
+    with pytest.raises(KeyboardInterrupt):
+        session.diagnose(DiagnoseCommand("http://127.0.0.1:1", out=tmp_path))
+    assert everything_below(tmp_path) == ["evidence", "evidence/mine.txt"]
+
+
+@pytest.mark.parametrize("log", ["/", "a" * 5000, "a/" * 5000, "nul\0", "itself"])
+def test_a_log_that_can_be_none_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "itself").symlink_to("itself")
+    with pytest.raises(UsageError, match=r"^--log .* is no log file: ") as refused:
+        DiagnoseCommand("http://127.0.0.1:1", logs=(Path(log),))
+    assert len(refused.value.message) < 250
+
+
+def test_a_log_that_is_not_there_yet_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "dumps").mkdir()
+    for name in ("later.log", "dumps"):
+        assert DiagnoseCommand("http://127.0.0.1:1", logs=(tmp_path / name,)).logs
 
 
 # ---------------------------------------------------------------- locals that were missed

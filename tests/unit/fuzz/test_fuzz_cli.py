@@ -1,6 +1,7 @@
 """``mmrepro fuzz`` from the command line, as far as no engine is needed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import in_process
@@ -56,7 +57,7 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
 
     first = FuzzCommand(
         engine="vllm",
-        server=server_of("vllm", Profile.TEXT, {"args": ["--a"]}, ""),
+        server=server_of("vllm", Profile.TEXT, {"args": ["--max-num-seqs=3"]}, ""),
         profile=Profile.TEXT,
         seed=5,
         blind=True,
@@ -71,6 +72,21 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
     assert again.decides == first.decides
     asked = FuzzCommand(engine="vllm", resume=tmp_path, seed=0, origins={"seed": Origin.WORD})
     assert (settled(asked).seed, settled(asked).blind) == (0, True)
+
+
+def test_what_a_file_may_not_set_is_asked_for_when_a_session_goes_on(tmp_path: Path) -> None:
+    from mmrepro.base.machine.journal import Head, Journal
+    from mmrepro.search.fuzz.knowledge import EPISODES
+
+    server = server_of("vllm", Profile.TEXT, {"args": ["--worker-cls=a.B"]}, "")
+    first = FuzzCommand(engine="vllm", server=server, profile=Profile.TEXT)
+    head = Head(mmrepro_version="1", id="x", decides=first.decides)
+    Journal(EPISODES, tmp_path, head).close()
+    again = FuzzCommand(engine="vllm", resume=tmp_path)
+    with pytest.raises(UsageError, match="--worker-cls"):
+        settled(again)
+    typed = replace(again, server_args=("--worker-cls=a.B",))
+    assert "--worker-cls=a.B" in settled(typed).server.args
 
 
 def test_a_session_with_a_private_path_among_its_variables_begins(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_stop_ends_what_is_being_fetched(built: list[str], monkeypatch: pytest.M
     real = subprocess.Popen
 
     def popen(arguments: list[str], **more: object) -> subprocess.Popen[bytes]:
-        assert arguments[1:5] == ["-m", "mmrepro", "env", "create"]
+        assert arguments[1:6] == ["-P", "-m", "mmrepro", "env", "create"]
         child = real([sys.executable, "-c", "import time; time.sleep(60)"], **more)  # type: ignore[call-overload]
         started.append(child)
         begun.set()

@@ -9,8 +9,8 @@ from typing import Any
 _NAME = r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*)*"
 _TERM = re.compile(rf"\s*(?:'(?P<text>[^']*)'|(?P<name>{_NAME})(?:\((?P<given>{_NAME})?\))?)\s*")
 _CALL = re.compile(r"\(.*\)\s*$")
-_CONTEXTS = ("github", "inputs", "vars", "needs", "steps", "matrix")
-_STRICT = ("github", "matrix")
+_CONTEXTS = ("github", "inputs", "vars", "needs", "steps", "matrix", "env", "runner")
+_STRICT = ("github", "matrix", "env", "runner")
 """Where a name that is not there is a mistake of a test or of the workflow; else it is "". So is a
 job in ``needs``."""
 
@@ -20,13 +20,16 @@ class Unknown(Exception):
 
 
 def evaluate(expression: str, contexts: Mapping[str, Any]) -> Any:
-    """``a.b || 'text'``, and ``contexts["functions"]`` of nothing or of ``a.b``.
+    """``a.b || 'text'``, ``a.b == 'text'``, and ``contexts["functions"]`` of nothing or of ``a.b``.
 
     Raises:
         Unknown: it is anything else.
     """
     for term in expression.split("||"):
-        value = _term(term, contexts)
+        left, equal, right = term.partition("==")
+        value = _term(left, contexts)
+        if equal:  # GitHub's comparison does not see the case of letters
+            value = text(value).casefold() == text(_term(right, contexts)).casefold()
         if value:
             break
     return value

@@ -74,7 +74,7 @@ class Night:
     workflow: Path
     origin: Path
     folder: Path
-    github: Mapping[str, str]
+    github: Mapping[str, Any]
     inputs: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     machine: Callable[[str], Mapping[str, str]] = lambda _: {}
@@ -83,6 +83,8 @@ class Night:
     """Names of steps that are left out, because what they make is here already."""
     gone: frozenset[str] = frozenset()
     """Jobs, as they are shown, whose runner never answers."""
+    actions: Mapping[str, Path] = field(default_factory=dict)
+    """Composite actions by the names that the workflow has for them, and their folders."""
     jobs: dict[str, list[JobResult]] = field(default_factory=dict)
 
     def run(self) -> dict[str, list[JobResult]]:
@@ -133,6 +135,7 @@ class Night:
             "needs": needs,
             "steps": {},
             "matrix": {},
+            "env": self.definition.get("env", {}),
             "functions": {
                 "always": lambda: True,
                 "fromJSON": json.loads,
@@ -168,12 +171,10 @@ class Night:
             result.result = "failure"
             return result
         machine = Machine(self, shown, job, contexts)
-        for number, step in enumerate(job["steps"]):
-            machine.step(number, step, result)
-        result.outputs = {
-            key: text(interpolated(value, contexts))
-            for key, value in job.get("outputs", {}).items()
-        }
+        for step in job["steps"]:
+            machine.step(step, result)
+        for key, value in job.get("outputs", {}).items():
+            result.outputs[key] = text(interpolated(value, contexts))
         return result
 
 
@@ -190,9 +191,17 @@ class Machine:
         self.temporary = self.folder / "temp"
         for one in (self.workspace, self.temporary, self.folder / "home"):
             one.mkdir(parents=True)
+        contexts["runner"] = {"temp": str(self.temporary)}
+        contexts["github"] = {**contexts["github"], "workspace": str(self.workspace)}
+        self.numbers = itertools.count()
+        """Of the files of steps, those of actions among them."""
         self.seconds = 60 * float(interpolated(job["timeout-minutes"], contexts))
         self.volumes = [v.split(":")[1] for v in job.get("container", {}).get("volumes", [])]
-        github = {f"GITHUB_{k.upper()}": v for k, v in night.github.items() if k != "token"}
+        github = {
+            f"GITHUB_{key.upper()}": value
+            for key, value in night.github.items()
+            if key != "token" and isinstance(value, str)
+        }
         self.variables: dict[str, str] = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder / "home"),
@@ -219,27 +228,34 @@ class Machine:
             found[key] = one
         return found
 
-    def step(self, number: int, step: Mapping[str, Any], result: JobResult) -> None:
-        _only(step, "name", "id", "if", "env", "run", "uses", "with", "continue-on-error")
+    def step(self, step: Mapping[str, Any], result: JobResult) -> None:
+        _only(step, "name", "id", "if", "env", "run", "uses", "with", "continue-on-error", "shell")
         name = step.get("name", step.get("uses", "").partition("@")[0])
         if name in self.night.without:
             return
         if not _condition(step.get("if"), self.contexts, result.result == "success"):
             return
         began = time.monotonic()
+        given = {k: interpolated(v, self.contexts) for k, v in step.get("with", {}).items()}
+        action = self.night.actions.get(step.get("uses", "").partition("@")[0])
+        if action is not None:
+            self._composite(action, given, result)
+            return
         if "uses" in step:
-            given = {k: interpolated(v, self.contexts) for k, v in step.get("with", {}).items()}
             code, output = self._uses(name, step["uses"], given)
         else:
-            code, output = self._run(number, step, result)
+            code, output = self._run(step, result)
         result.steps.append(StepResult(name, code, output, time.monotonic() - began))
         if code and not step.get("continue-on-error", False):
             result.result = "failure"
 
-    def _run(self, number: int, step: Mapping[str, Any], result: JobResult) -> tuple[int, str]:
+    def _run(self, step: Mapping[str, Any], result: JobResult) -> tuple[int, str]:
         if "${{" in step["run"]:
             raise Unknown("an expression inside a script")
-        shell = self.night.definition["defaults"]["run"]["shell"]
+        shell = step.get("shell") or self.night.definition["defaults"]["run"]["shell"]
+        number = next(self.numbers)
+        if shell not in SHELLS:
+            raise Unknown(f"the shell {shell}")
         script = self.temporary / f"step-{number}.sh"
         script.write_text(step["run"])
         files = {
@@ -270,6 +286,30 @@ class Machine:
             self.contexts["steps"][step["id"]] = {"outputs": _pairs(files["GITHUB_OUTPUT"])}
         return code, output
 
+    def _composite(self, folder: Path, given: Mapping[str, Any], result: JobResult) -> None:
+        """The steps of an action: it has inputs and steps of its own, and the job's variables."""
+        definition = load(folder / "action.yml")
+        declared = definition["inputs"]
+        _only(given, *declared)
+        inputs = {
+            name: given.get(name, interpolated(facts.get("default", ""), self.contexts))
+            for name, facts in declared.items()
+        }
+        outside = self.contexts
+        github = {**outside["github"], "action_path": str(folder)}
+        self.contexts = {**outside, "inputs": inputs, "steps": {}, "github": github}
+        try:
+            for step in definition["runs"]["steps"]:
+                self.step(step, result)
+            result.outputs.update(
+                {
+                    name: text(interpolated(facts["value"], self.contexts))
+                    for name, facts in definition.get("outputs", {}).items()
+                }
+            )
+        finally:
+            self.contexts = outside
+
     # ------------------------------------------------------------------ emulated actions
 
     def _uses(self, name: str, action: str, given: dict[str, Any]) -> tuple[int, str]:
@@ -277,6 +317,8 @@ class Machine:
             "actions/checkout": self._checkout,
             "actions/upload-artifact": self._upload,
             "actions/download-artifact": self._download,
+            "actions/cache/restore": self._restore,
+            "actions/cache/save": self._save,
         }
         if action.partition("@")[0] not in known:
             raise Unknown(action)
@@ -291,7 +333,7 @@ class Machine:
         return 0, ""
 
     def _upload(self, given: dict[str, Any]) -> tuple[int, str]:
-        _only(given, "name", "path", "overwrite", "if-no-files-found")
+        _only(given, "name", "path", "overwrite", "if-no-files-found", "retention-days")
         source = self.workspace / given["path"]
         target = self._artifacts / text(given["name"])
         files = [p for p in _shown(source) if p.is_file()]
@@ -302,7 +344,7 @@ class Machine:
                 return 1, f"an artifact called {target.name} is there"
             shutil.rmtree(target)
         for path in files:
-            copy = target / path.relative_to(source)
+            copy = target / path.relative_to(source if source.is_dir() else source.parent)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)  # an artifact keeps no modes
         return 0, f"{len(files)} files"
@@ -323,6 +365,22 @@ class Machine:
             shutil.copytree(one, into if flat else into / one.name, dirs_exist_ok=True)
         return 0, f"{len(found)} artifacts"
 
+    def _restore(self, given: dict[str, Any]) -> tuple[int, str]:
+        _only(given, "path", "key", "fail-on-cache-miss")
+        kept = self.night.folder / "caches" / given["key"]
+        if not kept.is_dir():
+            return int(given.get("fail-on-cache-miss", False)), "no cache of this key"
+        shutil.copytree(kept, self.workspace / given["path"], symlinks=True)
+        return 0, ""
+
+    def _save(self, given: dict[str, Any]) -> tuple[int, str]:
+        _only(given, "path", "key")
+        kept = self.night.folder / "caches" / given["key"]
+        if kept.exists():
+            return 0, "a cache is never written again"
+        shutil.copytree(self.workspace / given["path"], kept, symlinks=True)
+        return 0, ""
+
     @property
     def _artifacts(self) -> Path:
         folder = self.night.folder / "artifacts"
@@ -331,7 +389,9 @@ class Machine:
 
 
 def _shown(folder: Path) -> Iterator[Path]:
-    """All below ``folder`` that upload-artifact takes: nothing hidden."""
+    """All below ``folder`` that upload-artifact takes: nothing hidden. Or a file alone."""
+    if folder.is_file():
+        yield folder
     for path in sorted(folder.rglob("*")):
         if not any(part.startswith(".") for part in path.relative_to(folder).parts):
             yield path
@@ -359,11 +419,16 @@ def _matrix(strategy: Mapping[str, Any], contexts: Mapping[str, Any]) -> list[di
 
 
 def _pairs(path: Path) -> dict[str, str]:
-    """NAME=VALUE lines; GitHub's form for several lines is not used here."""
+    """NAME=VALUE lines, and NAME<<END with the lines until END, as the runner reads both."""
     found = {}
-    for line in path.read_text().splitlines():
+    lines = iter(path.read_text().splitlines())
+    for line in lines:
+        name, opens, end = line.partition("<<")
+        if opens and "=" not in name:
+            found[name] = "\n".join(iter(lines.__next__, end))
+            continue
         name, equals, value = line.partition("=")
-        if not equals or "<<" in name:
+        if not equals:
             raise Unknown(line)
         found[name] = value
     return found

@@ -33,6 +33,9 @@ CONTEXTS = {
         ("needs.plan.outputs.none", ""),
         ("fromJSON(needs.plan.outputs.shards)", ["1", "2"]),
         ("always()", True),
+        ("github.run_id == '7'", True),
+        ("inputs.max-time == '45M'", True),
+        ("vars.NOBODY_SET_IT == 'yes'", False),
     ],
 )
 def test_expressions(expression: str, value: Any) -> None:
@@ -48,7 +51,7 @@ def test_expressions(expression: str, value: Any) -> None:
         "needs.gpu.outputs.x",
         "failure()",
         "toJSON(github.run_id)",
-        "github.run_id == '7'",
+        "github.run_id != '7'",
         "!always()",
         "inputs.machines && '1'",
         "github",

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 NIGHTLY = ".github/workflows/nightly-gpu.yml"
 OVERDUE = ".github/workflows/nightly-overdue.yml"
 GITLAB, BUILDKITE = "docs/ci/gitlab-ci.yml", "docs/ci/buildkite.yml"
+ANSWER = ".ci/issue/answer/action.yml"
 WORKFLOWS = (NIGHTLY, OVERDUE)
 
 
@@ -74,7 +75,8 @@ FAULTS = [
     (BUILDKITE, "parallelism: 2", "parallelism: two", "'two'"),
     # a misspelt key of an action, and an input inside of its script
     ("action.yml", "  using: composite", "  usin: composite", "'usin'"),
-    ("action.yml", "[[ $ISSUE =~", "[[ ${{ inputs.issue }} =~", "action.yml:"),
+    ("action.yml", "[[ $RELEASE =~", "[[ ${{ inputs.release }} =~", "action.yml:"),
+    (ANSWER, "  using: composite", "  usin: composite", "answer/action.yml"),
     # an unquoted variable in a step, in GitLab's script, in Buildkite's command, in a script
     (NIGHTLY, 'machine.sh run "$SHARD"', "machine.sh run $SHARD", "machine.sh run $SHARD"),
     (GITLAB, 'machine.sh check "$SHARD"', "machine.sh check $SHARD", "machine.sh check $SHARD"),
