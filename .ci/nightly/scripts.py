@@ -44,7 +44,8 @@ def scripts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def main(folder: str, *files: str) -> None:
     for file in files:
         for name, script in scripts(YAML(typ="safe").load(Path(file))):
-            target = Path(folder) / re.sub(r"\W+", "-", f"{Path(file).stem}-{name}").strip("-")
+            # Of the whole path: each action's file has the same name.
+            target = Path(folder) / re.sub(r"\W+", "-", f"{file}-{name}").strip("-")
             target.write_text(f"#!/usr/bin/env bash\n{script}\n")
 
 
