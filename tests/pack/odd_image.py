@@ -1,7 +1,7 @@
 """minivllm: an image that leaves a block half full fails in its prefill.
 
 Run it:          mmrepro run ./odd_image.py
-Judge it again:  mmrepro judge DIR --scenario ./odd_image.py
+Judge it again:  mmrepro judge DIR --scenario ./odd_image.py --trust
 """
 
 import re
