@@ -94,25 +94,27 @@ def server(outside: Outside, script: Path, seconds: float, _weak: str = "") -> A
         log = Path(made) / "engine.log"
         readable = (PYTHON.parent.parent, script)
         order = BoxOrder((), readable=readable, limits=replace(limits(), address_space=0))
-        process = start_engine(
-            [str(PYTHON), str(script)],
-            variables_inside(),
-            cwd=Path(made),
-            log=log,
-            grace_s=0.5,
-            box=order,
-        )
         code: int | None = None
         ended = ""
         deadline = time.monotonic() + seconds
+        process = None
         try:
+            process = start_engine(
+                [str(PYTHON), str(script)],
+                variables_inside(),
+                cwd=Path(made),
+                log=log,
+                grace_s=0.5,
+                box=order,
+            )
             while code is None and time.monotonic() < deadline:
                 time.sleep(0.05)
                 code = process.exit_code
         except SupervisorError as error:  # its box was ended, which is its end
             ended = str(error)
         finally:
-            process.stop()  # however stubborn it is: its end
+            if process is not None:
+                process.stop()  # however stubborn it is: its end
             code = KILLED if code is None else code
         output = log.read_bytes()[: outside.bounds.output]
     return AttackRun(code, output, ended.encode() + b"\n" + quoted(output))

@@ -36,6 +36,8 @@ TMP_PLACEHOLDER = "{run-tmp}"
 """In the value of a variable, or in an option: the run's temporary folder."""
 SCRIPTS: Final = (Path(supervisor.__file__).parent, Path(processes.__file__))
 """What runs under an engine's interpreter, or in a box."""
+ENDED: Final = 0
+"""No process has this id."""
 START_TIMEOUT_S = 30.0
 STOP_MARGIN_S = 15.0
 END_S = 10.0
@@ -104,9 +106,13 @@ class EngineProcess:
         self.pid, self.engine_pid = started["supervisor"][0], started["engine"][0]
         if self._box is not None:
             try:
-                self.pid, self.engine_pid = map(self._box.outside, (self.pid, self.engine_pid))
+                self.pid = self._box.outside(self.pid)
             except BoxEnded as error:
                 raise SupervisorError(f"The engine could not be started: {error}") from error
+            try:
+                self.engine_pid = self._box.outside(self.engine_pid)
+            except BoxEnded:
+                self.engine_pid = ENDED  # already: its exit code follows
 
     @property
     def door(self) -> Path | None:
