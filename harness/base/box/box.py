@@ -250,7 +250,7 @@ class Box:
             theirs.close()
         self._lifeline = ours
         limits = order.limits
-        keeping = keeper.Order(
+        keeping = keeper.KeeperOrder(
             command=words,
             descriptors=descriptors,
             folders=[str(folder) for folder in (self._folder, *order.removed)],
@@ -321,7 +321,7 @@ class Box:
             listener.listen(128)
             door = given.add(listener.detach())
         sockets = [(lead.socket, SOCKETS / str(number)) for number, lead in enumerate(order.leads)]
-        plan = inside.Plan(
+        plan = inside.InsidePlan(
             argv=[*order.argv],
             env={**order.env},
             user=user if privileged else 0,

@@ -1,8 +1,8 @@
 """Prepares a box from within, tests that it holds, and becomes the command.
 
 bubblewrap runs it as ``python -I -S inside.py ORDER REPORT``, two descriptors: of a file with JSON
-(:class:`Plan`), and of a pipe on which one line says what was tested. Nothing of a stranger has run
-before that line is written, and the command starts only where each test held.
+(:class:`InsidePlan`), and of a pipe on which one line says what was tested. Nothing of a stranger
+has run before that line is written, and the command starts only where each test held.
 
 Standard library only; it runs under the interpreter of mmrepro, which is seen read-only.
 """
@@ -41,7 +41,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
-class Plan:
+class InsidePlan:
     """What mmrepro asks for, as JSON.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
 
 def main() -> NoReturn:
     with os.fdopen(int(sys.argv[1])) as file:
-        plan = Plan(**json.load(file))
+        plan = InsidePlan(**json.load(file))
     report = int(sys.argv[2])
     add_addresses(plan.addresses)
     listeners = []

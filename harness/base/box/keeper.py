@@ -2,9 +2,9 @@
 
 Runs as ``python -I keeper.py LIFELINE``, a process apart from mmrepro: bubblewrap dies with the
 thread that started it (``--die-with-parent``), and mmrepro's threads come and go. LIFELINE is a
-descriptor of a socket to mmrepro. Its first line is the :class:`Order`; each further line is a port
-that mmrepro wants to reach in the box; its end, however mmrepro ended, is the end of the box. Lines
-back are events: ``{"event": "exposed"}``, ``{"event": "over", "why": …}``.
+descriptor of a socket to mmrepro. Its first line is the :class:`KeeperOrder`; each further line is
+a port that mmrepro wants to reach in the box; its end, however mmrepro ended, is the end of the
+box. Lines back are events: ``{"event": "exposed"}``, ``{"event": "over", "why": …}``.
 
 The box has this process's standard streams. This process exits as bubblewrap does.
 
@@ -51,7 +51,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
-class Order:
+class KeeperOrder:
     """The first line.
 
     Attributes:
@@ -78,7 +78,7 @@ class Order:
 
 
 class Keeper:
-    def __init__(self, order: Order, lifeline: socket.socket) -> None:
+    def __init__(self, order: KeeperOrder, lifeline: socket.socket) -> None:
         self.order = order
         self.lifeline = lifeline
         self.cgroups = Cgroups(order)
@@ -199,11 +199,11 @@ def field_kib(status: bytes, name: bytes) -> int:
     return int(words[0]) if words else 0
 
 
-def too_many(order: Order) -> str:
+def too_many(order: KeeperOrder) -> str:
     return f"it had more than {order.processes} processes and threads"
 
 
-def too_much(order: Order) -> str:
+def too_much(order: KeeperOrder) -> str:
     return f"it held more than {order.memory >> 20} MiB of memory"
 
 
@@ -220,7 +220,7 @@ class Cgroups:
         bound_all: whether memory and processes are both bounded.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: KeeperOrder) -> None:
         name = f"mmrepro-box-{os.getpid()}"
         memory = order.memory + order.files_in_memory
         if (CGROUPS / "cgroup.controllers").is_file():
@@ -254,7 +254,7 @@ class Cgroups:
             with contextlib.suppress(OSError):
                 (folder / "cgroup.procs").write_text("0")
 
-    def exceeded(self, order: Order) -> str:
+    def exceeded(self, order: KeeperOrder) -> str:
         """What the kernel had to refuse or to kill for; "": nothing."""
         for folder in self.folders:
             if self._count(folder / "pids.events", "max"):
@@ -301,7 +301,7 @@ def main() -> int:
     first = lifeline.makefile("rb", buffering=0).readline()
     if not first:
         return 1  # mmrepro ended before it gave its order
-    order = Order(**json.loads(first))
+    order = KeeperOrder(**json.loads(first))
     try:
         return Keeper(order, lifeline).run()
     finally:

@@ -264,14 +264,7 @@ def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -
     born = processes.born(child.pid)
     made = ForkServer(spec.label, spec.key, folder, child.pid, born, idle_s, child)
     try:
-        assert child.stdin is not None
-        with contextlib.suppress(OSError):
-            child.stdin.write(to_line(order))
-            child.stdin.flush()
-        _wait_for_facts(made, child)
-        facts = made.facts
-        if facts.refused:
-            raise Refused(facts.refused, cold=facts.cold)
+        _imported(made, child, order)
     except BaseException:
         made.end()
         raise
@@ -321,14 +314,7 @@ def _begin_boxed(spec: ForkServerSpec, box: BoxOrder, folder: Path) -> ForkServe
         box=running,
     )
     try:
-        assert child.stdin is not None
-        with contextlib.suppress(OSError):
-            child.stdin.write(to_line(order))
-            child.stdin.flush()
-        _wait_for_facts(made, child)
-        seen = made.facts
-        if seen.refused:
-            raise Refused(seen.refused, cold=seen.cold)
+        seen = _imported(made, child, order)
         made.pid = running.outside(seen.pid)
         made.born = processes.born(made.pid)
     except BoxEnded as error:
@@ -338,6 +324,22 @@ def _begin_boxed(spec: ForkServerSpec, box: BoxOrder, folder: Path) -> ForkServe
         made.end()
         raise
     return made
+
+
+def _imported(
+    made: ForkServer, child: subprocess.Popen[bytes], order: ForkServerOrder
+) -> ForkServerFacts:
+    """Hand over the order, and wait until everything is imported. Raises as
+    ``begin_fork_server``."""
+    assert child.stdin is not None
+    with contextlib.suppress(OSError):
+        child.stdin.write(to_line(order))
+        child.stdin.flush()
+    _wait_for_facts(made, child)
+    facts = made.facts
+    if facts.refused:
+        raise Refused(facts.refused, cold=facts.cold)
+    return facts
 
 
 def _wait_for_facts(made: ForkServer, child: subprocess.Popen[bytes]) -> None:

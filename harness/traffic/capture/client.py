@@ -273,7 +273,7 @@ def _copy_plain(file: Path, target: Path) -> None:
 # ------------------------------------------------------------------------------------- its run
 
 
-class Recording(Protocol):
+class WatchedRecording(Protocol):
     """What a client's requests go through: a proxy in this process, or one in a box."""
 
     model: str
@@ -519,7 +519,7 @@ def _started(
 def _watched(
     child: subprocess.Popen[bytes],
     wanted: ClientWanted,
-    recording: Recording,
+    recording: WatchedRecording,
     alive: Callable[[], bool],
     output: IO[bytes],
 ) -> ClientRun:
